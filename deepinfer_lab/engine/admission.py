@@ -1,0 +1,33 @@
+"""Refusing what can never be served, before it costs anybody anything."""
+
+from deepinfer_lab.engine.request import Request
+from deepinfer_lab.errors import AdmissionError, ContextOverflow, EmptyPrompt, InvalidToken, PoolOverflow
+
+
+def check(request: Request, *, vocab_size: int, max_context: int, pool_tokens: int) -> None:
+    """Admit a request, or say why not.
+
+    Args:
+        vocab_size: token ids must lie below it.
+        max_context: tokens of prompt and output that the model was trained for.
+        pool_tokens: tokens that the whole KV pool holds.
+
+    Raises:
+        EmptyPrompt, InvalidToken, ContextOverflow, PoolOverflow
+    """
+    prompt, new = len(request.prompt), request.params.max_tokens
+
+    def too_long(kind: type[AdmissionError], limit: int, what: str) -> AdmissionError:
+        return kind(
+            f"request {request.id}: {prompt} prompt tokens + max_tokens {new} = {prompt + new} exceed {what} of {limit}"
+        )
+
+    if prompt == 0:
+        raise EmptyPrompt(f"request {request.id}: the prompt holds no tokens; at least 1 is needed")
+    stray = next((token for token in request.prompt if not 0 <= token < vocab_size), None)
+    if stray is not None:
+        raise InvalidToken(f"request {request.id}: token id {stray}; allowed are 0 to {vocab_size - 1}")
+    if prompt + new > max_context:
+        raise too_long(ContextOverflow, max_context, "the model's context")
+    if prompt + new - 1 > pool_tokens:
+        raise too_long(PoolOverflow, pool_tokens + 1, "what the KV pool can hold, room")

@@ -1,0 +1,294 @@
+"""The engine: a scheduler on a thread of its own, and what clients call."""
+
+import contextlib
+import itertools
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+
+import torch
+
+from deepinfer_lab.engine import admission
+from deepinfer_lab.engine.event import Event, FinishEvent, StepEvent
+from deepinfer_lab.engine.handle import Completion, RequestHandle
+from deepinfer_lab.engine.policy import policy_named
+from deepinfer_lab.engine.request import FinishReason, Request
+from deepinfer_lab.engine.sampling import SamplingParams
+from deepinfer_lab.engine.scheduler import Scheduler
+from deepinfer_lab.errors import AdmissionError, DuplicateRequest, EngineClosed, SettingError
+from deepinfer_lab.kv.pool import KVPool
+from deepinfer_lab.model.decoder import Decoder
+from deepinfer_lab.model.load import load_model
+from deepinfer_lab.model.tokenizer import Tokenizer
+
+MIB = 1 << 20
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """Settings of an engine.
+
+    Attributes:
+        policy: how prefill and decode share the machine, by name.
+        chunk_tokens: the most prompt tokens that one cycle prefills.
+        max_batch: the most requests in flight; more wait in a queue.
+        block_size: tokens in a KV block.
+        kv_cache_mib: memory for K and V; None takes 512 MiB on a CPU and 4,096 MiB on a GPU.
+
+    Raises:
+        SettingError: a size below 1.
+    """
+
+    policy: str = "serial"
+    chunk_tokens: int = 256
+    max_batch: int = 64
+    block_size: int = 16
+    kv_cache_mib: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("chunk_tokens", "max_batch", "block_size", "kv_cache_mib"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise SettingError(f"{name} = {value}: allowed is 1 or more")
+
+
+class Engine:
+    """Serves many requests at a time from one model.
+
+    Use it as a context manager, or call `close`. All methods may be called from any thread.
+
+    Args:
+        model: the decoder.
+        tokenizer: for text prompts and text output; None where all prompts are token ids.
+        config: settings.
+        listener: called with every event, on the engine's thread; it must be quick and must not raise.
+    """
+
+    def __init__(
+        self,
+        model: Decoder,
+        tokenizer: Tokenizer | None = None,
+        config: EngineConfig | None = None,
+        listener: Callable[[Event], None] | None = None,
+    ) -> None:
+        self.config = config or EngineConfig()
+        self.model, self.tokenizer = model, tokenizer
+        mib = self.config.kv_cache_mib or (4096 if model.device.type == "cuda" else 512)
+        self.kv = KVPool.within(mib * MIB, model.kv_shape, self.config.block_size, model.device)
+        self._scheduler = Scheduler(
+            model,
+            self.kv,
+            policy_named(self.config.policy),
+            tokenizer.eos_ids if tokenizer else frozenset(),
+            self.config.chunk_tokens,
+            self.config.max_batch,
+        )
+        self._listener = listener
+        self._refusals: dict[str, int] = {}
+        self._ids = itertools.count()
+        self._lock = threading.Lock()  # guards the three fields below
+        self._handles: dict[str, RequestHandle] = {}
+        self._closing = False
+        self._failure: Exception | None = None
+        self._commands: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="deepinfer-engine", daemon=True)
+        self._thread.start()
+
+    @classmethod
+    def load(
+        cls,
+        model: str = "smollm2-135m",
+        *,
+        bits: str = "w4",
+        group: int = 64,
+        device: str | None = None,
+        config: EngineConfig | None = None,
+        listener: Callable[[Event], None] | None = None,
+    ) -> "Engine":
+        """Load a model and start an engine on it. For `model`, `bits`, `group` and `device` see `load_model`."""
+        loaded = load_model(model, bits=bits, group=group, device=device)
+        return cls(loaded.decoder, loaded.tokenizer, config, listener)
+
+    def submit(
+        self,
+        prompt: str | Sequence[int],
+        params: SamplingParams | None = None,
+        request_id: str | None = None,
+    ) -> RequestHandle:
+        """Queue a request and return at once.
+
+        Args:
+            prompt: text, or token ids.
+            params: how to sample and when to stop; greedy and 128 tokens by default.
+            request_id: a name that no live request has; made up where None.
+
+        Raises:
+            AdmissionError: the request can never be served; one of its subclasses says why.
+            EngineClosed: the engine was closed, or its thread has died.
+        """
+        request = Request(
+            request_id if request_id is not None else f"request-{next(self._ids)}",
+            tuple(self._encode(prompt) if isinstance(prompt, str) else prompt),
+            params or SamplingParams(),
+        )
+        try:
+            admission.check(
+                request,
+                vocab_size=self.model.config.vocab_size,
+                max_context=self.model.config.max_context,
+                pool_tokens=self.kv.num_blocks * self.kv.block_size,
+            )
+            return self._enqueue(request)
+        except AdmissionError as refusal:
+            with self._lock:
+                self._refusals[refusal.reason] = self._refusals.get(refusal.reason, 0) + 1
+            raise
+
+    def cancel(self, request_id: str) -> None:
+        """End a request early. It still yields exactly one terminal event; a finished or unknown one is left alone."""
+        self._commands.put(lambda: self._dispatch(self._scheduler.cancel(request_id)))
+
+    def cancel_all(self) -> None:
+        """End every request that is live now."""
+        with self._lock:
+            live = list(self._handles)
+        for request_id in live:
+            self.cancel(request_id)
+
+    def stream(self, prompt: str | Sequence[int], params: SamplingParams | None = None) -> Iterator[str]:
+        """Yield text as it is generated, in pieces that never split a character. Leaving early cancels the request."""
+        text = self._require_tokenizer().stream()
+        handle = self.submit(prompt, params)
+        eos_ids = self._eos_ids()
+        try:
+            for event in handle:
+                piece = "" if event.token in eos_ids else text.push(event.token)
+                if piece:
+                    yield piece
+            if rest := text.flush():
+                yield rest
+        finally:
+            if handle.finish is None:
+                self.cancel(handle.request.id)
+
+    def generate(
+        self, prompts: Sequence[str | Sequence[int]], params: SamplingParams | None = None
+    ) -> list[Completion]:
+        """Serve prompts together and return their completions in the same order.
+
+        A refusal of any prompt cancels the others. For arguments and errors see `submit`.
+        """
+        handles = []
+        try:
+            for prompt in prompts:
+                handles.append(self.submit(prompt, params))
+            return [self.collect(handle) for handle in handles]
+        finally:
+            for handle in handles:
+                if handle.finish is None:
+                    self.cancel(handle.request.id)
+
+    def collect(self, handle: RequestHandle) -> Completion:
+        """Wait for a request to end."""
+        events = list(handle)
+        assert handle.finish is not None
+        tokens = tuple(event.token for event in events)
+        return Completion(
+            handle.request.id,
+            len(handle.request.prompt),
+            tokens,
+            self.tokenizer.decode(list(tokens)) if self.tokenizer else "",
+            handle.finish.reason,
+            tuple(event.time for event in events),
+        )
+
+    def status(self) -> dict[str, object]:
+        """Queue sizes, blocks by state, step counters, refusals by reason."""
+        reply: SimpleQueue[dict[str, object]] = SimpleQueue()
+        self._commands.put(lambda: reply.put(self._scheduler.status()))
+        while True:
+            self._check_open()
+            with contextlib.suppress(Empty):
+                return {**reply.get(timeout=0.1), "refusals": dict(self._refusals), "kv_bytes": self.kv.nbytes}
+
+    def close(self) -> None:
+        """Cancel whatever is live and stop the thread. Closing twice is harmless."""
+        with self._lock:
+            self._closing = True
+        self._commands.put(lambda: None)
+        self._thread.join()
+
+    def __enter__(self) -> "Engine":
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def _encode(self, text: str) -> list[int]:
+        return self._require_tokenizer().encode(text)
+
+    def _eos_ids(self) -> frozenset[int]:
+        return self.tokenizer.eos_ids if self.tokenizer else frozenset()
+
+    def _require_tokenizer(self) -> Tokenizer:
+        if self.tokenizer is None:
+            raise SettingError("this model has no tokenizer: give the prompt as token ids, and read token ids")
+        return self.tokenizer
+
+    def _check_open(self) -> None:
+        if self._closing or self._failure is not None:
+            raise EngineClosed("the engine is closed" if self._failure is None else f"the engine died: {self._failure}")
+
+    def _enqueue(self, request: Request) -> RequestHandle:
+        handle = RequestHandle(request)
+        with self._lock:
+            self._check_open()
+            if request.id in self._handles:
+                raise DuplicateRequest(f"request id '{request.id}' belongs to a live request; ids must be unique")
+            self._handles[request.id] = handle
+            self._commands.put(lambda: self._scheduler.add(request))
+        return handle
+
+    def _run(self) -> None:
+        try:
+            with torch.inference_mode():
+                while not self._closing:
+                    self._drain()
+                    if self._scheduler.live():
+                        self._dispatch(self._scheduler.cycle())
+        except Exception as error:  # whatever it is, no client may wait forever
+            self._failure = error
+        finally:
+            with self._lock:
+                self._closing = True
+            self._end_all()
+
+    def _drain(self) -> None:
+        """Run what clients asked for. Waits only while there is nothing else to do."""
+        if not self._scheduler.live() and not self._closing:
+            self._commands.get()()
+        while not self._commands.empty():
+            self._commands.get()()
+
+    def _dispatch(self, events: list[Event]) -> None:
+        for event in events:
+            if self._listener is not None:
+                self._listener(event)
+            if isinstance(event, StepEvent):
+                continue
+            if isinstance(event, FinishEvent):
+                with self._lock:
+                    handle = self._handles.pop(event.request_id)
+            else:
+                handle = self._handles[event.request_id]
+            handle.put(event)
+
+    def _end_all(self) -> None:
+        """Give every live request its terminal event."""
+        reason = FinishReason.CANCELLED if self._failure is None else FinishReason.ERROR
+        error = None if self._failure is None else EngineClosed(f"the engine died: {self._failure!r}")
+        with self._lock:
+            handles, self._handles = self._handles, {}
+        for request_id, handle in handles.items():
+            handle.put(FinishEvent(request_id, reason, 0.0, error))

@@ -1,0 +1,85 @@
+"""Where work runs. A lane launches and reports; it never touches request state or blocks."""
+
+import time
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from deepinfer_lab.engine.work import Work
+from deepinfer_lab.kv.pool import KVPool
+from deepinfer_lab.model.decoder import Decoder
+
+
+class Clock(Protocol):
+    """A finished-or-not mark that can be asked without waiting, waited for, and read in seconds."""
+
+    def query(self) -> bool: ...
+    def wait(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class HostMark:
+    """A point in host time: whatever was launched before it has already run."""
+
+    time: float
+
+    def query(self) -> bool:
+        return True
+
+    def wait(self) -> None:
+        return None
+
+
+@dataclass(frozen=True)
+class DeviceMark:
+    """A CUDA event recorded on the stream right after the launch."""
+
+    event: torch.cuda.Event
+
+    def query(self) -> bool:
+        return self.event.query()
+
+    def wait(self) -> None:
+        self.event.synchronize()
+
+
+@dataclass(frozen=True)
+class Ticket:
+    """What came of a launch. Holds every tensor that the device may still read.
+
+    Attributes:
+        seq: launches of this lane so far. lane: its name.
+        launched: host time of the launch. finished: the mark after the last kernel.
+        work: what was launched. logits: [L, vocab]; valid once `finished` has passed.
+    """
+
+    seq: int
+    lane: str
+    launched: float
+    finished: Clock
+    work: Work
+    logits: torch.Tensor
+
+
+class Lane:
+    """Runs work on torch's current stream of the model's device, in order of launch."""
+
+    def __init__(self, name: str, model: Decoder, kv: KVPool) -> None:
+        self.name = name
+        self._model, self._kv = model, kv
+        self._launches = 0
+
+    def launch(self, work: Work) -> Ticket:
+        """Enqueue a forward pass. On a CPU it has run by the time this returns."""
+        launched = time.perf_counter()
+        logits = self._model.forward(work.step, self._kv)
+        finished: Clock
+        if logits.is_cuda:
+            event = torch.cuda.Event()
+            event.record()
+            finished = DeviceMark(event)
+        else:
+            finished = HostMark(time.perf_counter())
+        self._launches += 1
+        return Ticket(self._launches, self.name, launched, finished, work, logits)

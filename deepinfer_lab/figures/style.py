@@ -1,0 +1,120 @@
+"""How every picture looks, how it is saved byte for byte the same, and the line that stands for its table."""
+
+import hashlib
+import io
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+import seaborn as sns
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from deepinfer_lab.errors import SettingError
+
+WIDTH_IN = 9.0
+DPI = 100  # 900 px wide, which a notebook page shows unscaled
+
+# Okabe and Ito's colours, distinguishable with every common colour blindness; yellow last, as it is faint on white.
+PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
+PREFILL, DECODE = PALETTE[0], PALETTE[1]  # the same two in every picture
+PUBLISHED = "#666666"  # numbers of the article, beside measured ones
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
+FINGERPRINT = re.compile(r"table ([A-Za-z0-9_-]+): (\d+) rows x (\d+) columns, sha256 ([0-9a-f]{12})")
+
+
+@contextmanager
+def style() -> Iterator[None]:
+    """Draw in the project's style inside this block; matplotlib's settings are put back after it."""
+    with (
+        sns.axes_style("whitegrid"),
+        sns.plotting_context("notebook", font_scale=1.05),
+        sns.color_palette(PALETTE),
+        matplotlib.rc_context(
+            {
+                "figure.dpi": DPI,
+                "savefig.dpi": DPI,
+                "axes.spines.top": False,
+                "axes.spines.right": False,
+                "legend.frameon": False,
+                "svg.hashsalt": "deepinfer-lab",  # element ids would be random otherwise
+                "svg.fonttype": "path",  # looks the same where matplotlib's font is not installed
+            }
+        ),
+    ):
+        yield
+
+
+def figure(rows: int = 1, columns: int = 1, *, height_in: float = 4.0, **subplots: Any) -> tuple[Figure, np.ndarray]:
+    """A new figure, 900 px wide, in the project's style.
+
+    Args:
+        rows: of axes.
+        columns: of axes.
+        height_in: of the whole figure, inches; 100 px each.
+        subplots: further arguments of `matplotlib.pyplot.subplots`, such as `sharex`.
+
+    Returns:
+        The figure and its axes as an array [rows, columns] of `Axes`.
+    """
+    with style():
+        return plt.subplots(
+            rows, columns, figsize=(WIDTH_IN, height_in), layout="constrained", squeeze=False, **subplots
+        )
+
+
+def label(axes: Axes, title: str, x: str, y: str) -> None:
+    """Title and axis labels. A label names its unit, such as "inter-token latency (ms)"."""
+    axes.set_title(title, loc="left")
+    axes.set(xlabel=x, ylabel=y)
+
+
+def save(fig: Figure, folder: Path, name: str) -> Path:
+    """Write `folder/<name>.svg`: the same drawing gives the same bytes (no date, no software version, salted ids).
+
+    Raises:
+        SettingError: a name with other characters than letters, digits, - and _.
+    """
+    _check_name(name)
+    picture = io.BytesIO()
+    with style():
+        fig.savefig(picture, format="svg", metadata={"Date": None, "Creator": None})
+    lines = picture.getvalue().decode().splitlines()
+    path = folder / f"{name}.svg"
+    folder.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(("\n".join(line.rstrip() for line in lines) + "\n").encode())
+    return path
+
+
+def fingerprint(table: pd.DataFrame, name: str) -> str:
+    """The line that stands for a picture where outputs are compared.
+
+    The hash covers the table as CSV, floats rounded to six digits; the index is not part of a tidy table.
+
+    Args:
+        table: what the picture shows.
+        name: the picture's name.
+
+    Returns:
+        Such as "table 00_timeline: 512 rows x 5 columns, sha256 1a2b3c4d5e6f"; `FINGERPRINT` matches it.
+
+    Raises:
+        SettingError: a name with other characters than letters, digits, - and _.
+    """
+    _check_name(name)
+    text = table.to_csv(index=False, float_format="%.6g", lineterminator="\n")
+    digest = hashlib.sha256(text.encode()).hexdigest()[:12]
+    rows, columns = table.shape
+    return f"table {name}: {rows} rows x {columns} columns, sha256 {digest}"
+
+
+def _check_name(name: str) -> None:
+    if not NAME.fullmatch(name):
+        raise SettingError(f"picture name {name!r}: letters, digits, - and _ only")

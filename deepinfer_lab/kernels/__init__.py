@@ -1,0 +1,47 @@
+"""CUDA kernels for few-bit weights, their compiler and their launchers. Importing this touches neither CuPy nor a GPU."""
+
+from collections.abc import Callable
+from types import MappingProxyType
+
+import torch
+
+from deepinfer_lab.kernels.gemv import (
+    w3_gemv,
+    w3_gemv_batch_tile,
+    w3_gemv_grid_y,
+    w3_gemv_warp_tile,
+    w4_gemv,
+    w4_gemv_batch_tile,
+)
+from deepinfer_lab.kernels.loader import preload
+from deepinfer_lab.kernels.tiled_gemm import w3_tiled_gemm, w4_tiled_gemm
+
+__all__ = [
+    "LAUNCHERS",
+    "preload",
+    "w3_gemv",
+    "w3_gemv_batch_tile",
+    "w3_gemv_grid_y",
+    "w3_gemv_warp_tile",
+    "w3_tiled_gemm",
+    "w4_gemv",
+    "w4_gemv_batch_tile",
+    "w4_tiled_gemm",
+]
+
+# Launcher by kernel name, as `dispatch.choose` returns it: (x, packed, scales, group, bias=None, out=None) -> [M, N].
+LAUNCHERS: MappingProxyType[str, Callable[..., torch.Tensor]] = MappingProxyType(
+    {
+        launcher.__name__: launcher
+        for launcher in (
+            w4_gemv,
+            w3_gemv,
+            w4_gemv_batch_tile,
+            w3_gemv_grid_y,
+            w3_gemv_batch_tile,
+            w3_gemv_warp_tile,
+            w4_tiled_gemm,
+            w3_tiled_gemm,
+        )
+    }
+)

@@ -1,0 +1,145 @@
+"""Which kernel multiplies M rows: a table, not branches spread over the callers."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from deepinfer_lab.errors import KernelError
+from deepinfer_lab.kernels.catalogue import KERNELS
+
+FALLBACK = "dequant_cublas"  # dequantise with torch, then F.linear: `quant/linear.py`
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Row:
+    """`kernel` takes `bits`-bit weights for m_min <= M <= m_max (None: no upper end)."""
+
+    bits: int
+    m_min: int
+    m_max: int | None
+    kernel: str
+
+    def covers(self, m: int) -> bool:
+        return self.m_min <= m and (self.m_max is None or m <= self.m_max)
+
+
+# The article's choice, section 2.5, for an RTX 3050: a 32-row tile is mostly idle below M = 9; at 2 to 8 rows W4 shares one
+# read of the weights, and W3 does not, since its batch tile was slower (section 3).
+ARTICLE = (
+    Row(4, 1, 1, "w4_gemv"),
+    Row(4, 2, 8, "w4_gemv_batch_tile"),
+    Row(4, 9, None, "w4_tiled_gemm"),
+    Row(3, 1, 1, "w3_gemv"),
+    Row(3, 2, 8, "w3_gemv_grid_y"),
+    Row(3, 9, None, "w3_tiled_gemm"),
+)
+
+
+def choose(
+    bits: int,
+    m: int,
+    *,
+    dtype: torch.dtype = torch.float16,
+    device_type: str = "cuda",
+    table: Sequence[Row] = ARTICLE,
+) -> str:
+    """The name of the kernel for M rows: a key of `kernels.LAUNCHERS`, or `FALLBACK`.
+
+    Raises:
+        KernelError: M below 1, or bits that the table has no row for.
+    """
+    row = _row(bits, m, table)
+    return FALLBACK if device_type != "cuda" or dtype != torch.float16 else row.kernel
+
+
+def explain(
+    bits: int,
+    m: int,
+    n: int,
+    k: int,
+    group: int,
+    dtype: torch.dtype = torch.float16,
+    device_type: str = "cuda",
+    table: Sequence[Row] = ARTICLE,
+) -> str:
+    """The choice for x[m, k] @ weight[n, k].T in one sentence, with its reason.
+
+    Raises:
+        KernelError: as `choose`.
+    """
+    name = choose(bits, m, dtype=dtype, device_type=device_type, table=table)
+    shape = f"W{bits}A16, M x N x K = {m} x {n} x {k}, group {group}: {name}"
+    if device_type != "cuda":
+        return f"{shape}, because the tensors are on {device_type!r} and the kernels need a CUDA device."
+    if dtype != torch.float16:
+        return f"{shape}, because the activations are {dtype} and the kernels take torch.float16."
+    row = _row(bits, m, table)
+    reach = f"M = {row.m_min}" if row.m_min == row.m_max else f"M from {row.m_min} to {row.m_max}"
+    reach = f"M of {row.m_min} and more" if row.m_max is None else reach
+    if name == FALLBACK:
+        return f"{shape}, the table's row for {reach}: dequantise with torch, then multiply with cuBLAS."
+    kernel = KERNELS[name]
+    x, y = kernel.grid(m, n)
+    return f"{shape}, the table's row for {reach}: {kernel.summary}. {x} x {y} blocks of {kernel.threads} threads."
+
+
+def load(path: str | Path) -> tuple[Row, ...]:
+    """Read a table from a dispatch.json: {"schema_version": 1, "rows": [{"bits", "m_min", "m_max", "kernel"}, ...]}; other keys
+    (the device, the measurement behind it) are the writer's own.
+
+    Raises:
+        KernelError: unreadable, malformed, an unknown kernel, one for other bits, or rows that leave a gap or overlap.
+    """
+    try:
+        document = json.loads(Path(path).read_text(encoding="utf-8"))
+        version, rows = document["schema_version"], tuple(Row(**row) for row in document["rows"])
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise KernelError(f"{path}: not a dispatch table ({type(error).__name__}: {error})") from error
+    if version != SCHEMA_VERSION:
+        raise KernelError(f"{path}: schema_version {version}, this program reads {SCHEMA_VERSION}")
+    validate(rows, str(path))
+    return rows
+
+
+def validate(rows: Sequence[Row], source: str) -> None:
+    """Every M from 1 up has exactly one row, for each number of bits that occurs.
+
+    Raises:
+        KernelError: naming `source` and the row that is wrong.
+    """
+    if not rows:
+        raise KernelError(f"{source}: no rows")
+    for row in rows:
+        if any(type(value) is not int for value in (row.bits, row.m_min, 0 if row.m_max is None else row.m_max)):
+            raise KernelError(f"{source}: bits, m_min and m_max must be whole numbers (m_max also null) in {row}")
+        if row.kernel == FALLBACK:
+            continue
+        if row.kernel not in KERNELS:
+            raise KernelError(f"{source}: unknown kernel {row.kernel!r} in {row}")
+        kernel = KERNELS[row.kernel]
+        if kernel.bits != row.bits:
+            raise KernelError(f"{source}: {row.kernel} takes {kernel.bits}-bit weights, not {row.bits}, in {row}")
+        if kernel.single_row and row.m_max != 1:
+            raise KernelError(f"{source}: {row.kernel} takes M = 1 only, in {row}")
+    for bits in sorted({row.bits for row in rows}):
+        expected: int | None = 1
+        for row in sorted((row for row in rows if row.bits == bits), key=lambda row: row.m_min):
+            if expected != row.m_min or (row.m_max is not None and row.m_max < row.m_min):
+                raise KernelError(f"{source}: {bits} bits: expected a row from M = {expected}, found {row}")
+            expected = None if row.m_max is None else row.m_max + 1
+        if expected is not None:
+            raise KernelError(f"{source}: {bits} bits: no row from M = {expected} up")
+
+
+def _row(bits: int, m: int, table: Sequence[Row]) -> Row:
+    if m < 1:
+        raise KernelError(f"M = {m}: must be at least 1")
+    for row in table:
+        if row.bits == bits and row.covers(m):
+            return row
+    offered = ", ".join(str(b) for b in sorted({row.bits for row in table}))
+    raise KernelError(f"no kernel for {bits}-bit weights at M = {m}: the dispatch table has {offered} bits")

@@ -1,0 +1,176 @@
+"""An experiment, and the one way to a record of it: read it, or measure it now."""
+
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from deepinfer_lab.errors import RecordError, SettingError
+from deepinfer_lab.lab import mode as modes
+from deepinfer_lab.lab import project, provenance
+from deepinfer_lab.lab.record import Record, check_row, load, validate
+from deepinfer_lab.progress import bar
+
+NAME = re.compile(r"[a-z0-9][a-z0-9_-]*")
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """Something that can be measured.
+
+    Attributes:
+        name: of its record's file; [a-z0-9_-].
+        measure: params -> rows. Best a generator: the rows that it yielded survive an interruption. A row's
+            `correct: False` makes the record INCORRECT; `TimeoutError` ends it as TIMEOUT, CUDA's out-of-memory as OOM.
+        defaults: every parameter with its default, JSON values.
+        runs_on_cpu: whether it makes sense without a GPU.
+        description: one line, for `deepinfer-lab`'s listing.
+    """
+
+    name: str
+    measure: Callable[[dict[str, Any]], Iterable[dict[str, Any]]]
+    defaults: Mapping[str, Any]
+    runs_on_cpu: bool
+    description: str
+
+    def __post_init__(self) -> None:
+        if not NAME.fullmatch(self.name):
+            raise SettingError(f"experiment name {self.name!r}: lower-case letters, digits, - and _ only")
+
+
+def obtain(
+    experiment: Experiment, *, mode: str = "auto", device: str, params: Mapping[str, Any] | None = None
+) -> Record:
+    """The record of `experiment` with `params`, replayed or measured.
+
+    Args:
+        experiment: what to look up or run.
+        mode: "replay", "measure" or "auto"; see `mode.resolve`.
+        device: whose record to replay, a folder of `data/`. Measuring uses the machine at hand.
+        params: those that differ from the experiment's defaults.
+
+    Raises:
+        SettingError: an unknown parameter or mode, or a GPU experiment measured without a GPU.
+        RecordError: replay finds no record of that device, or one measured with other parameters.
+    """
+    asked = complete(experiment, params or {})
+    if modes.resolve(mode, runs_on_cpu=experiment.runs_on_cpu) == "replay":
+        return replay(experiment, device, asked)
+    return measure(experiment, asked)
+
+
+def complete(experiment: Experiment, params: Mapping[str, Any]) -> dict[str, Any]:
+    """`params` over the experiment's defaults, as they will look in JSON (a tuple becomes a list).
+
+    Raises:
+        SettingError: an unknown name, or a value that JSON cannot hold.
+    """
+    unknown = sorted(set(params) - set(experiment.defaults))
+    if unknown:
+        allowed = ", ".join(sorted(experiment.defaults)) or "none"
+        raise SettingError(f"experiment {experiment.name!r} has no parameter {', '.join(unknown)}; allowed: {allowed}")
+    try:
+        return json.loads(json.dumps({**experiment.defaults, **params}, allow_nan=False))
+    except (TypeError, ValueError) as error:
+        raise SettingError(f"experiment {experiment.name!r}: a parameter is not a JSON value: {error}") from None
+
+
+def replay(experiment: Experiment, device: str, params: Mapping[str, Any]) -> Record:
+    """Read `data/<device>/<experiment>.json`.
+
+    Raises:
+        RecordError: no such record, or one that is malformed, misfiled, or measured with other parameters.
+    """
+    file = f"{experiment.name}.json"
+    path = project.data() / device / file
+    if not path.is_file():
+        known = ", ".join(sorted(found.parent.name for found in project.data().glob(f"*/{file}"))) or "none yet"
+        raise RecordError(
+            f"no record of {experiment.name!r} from device {device!r}; devices that have one: {known}. "
+            "mode=measure makes one on this machine"
+        )
+    record = load(path)
+    found = {"experiment": record.experiment, "provenance.device_slug": record.provenance["device_slug"]}
+    for field, expected in (("experiment", experiment.name), ("provenance.device_slug", device)):
+        if found[field] != expected:
+            raise RecordError(f"{path}: {field} is {found[field]!r}, but a record filed there must say {expected!r}")
+    differing = [
+        f"{name} (record: {_show(record.params, name)}, asked: {_show(params, name)})"
+        for name in sorted(set(record.params) | set(params))
+        if name not in record.params or name not in params or record.params[name] != params[name]
+    ]
+    if differing:
+        raise RecordError(
+            f"{path} was measured with other parameters: {', '.join(differing)}. "
+            "mode=measure re-measures with those asked for"
+        )
+    return record
+
+
+def measure(experiment: Experiment, params: Mapping[str, Any]) -> Record:
+    """Run the experiment here and file its record under `build/data/<device slug>/`.
+
+    Whatever breaks it off (Ctrl-C, an error), the finished rows are kept beside it in `<name>.partial.json`.
+
+    Raises:
+        SettingError: it needs a GPU and there is none.
+        RecordError: it yields a row that a record cannot hold.
+    """
+    if not experiment.runs_on_cpu and not torch.cuda.is_available():
+        raise SettingError(
+            f"mode=measure: experiment {experiment.name!r} needs a CUDA GPU and there is none; "
+            "mode=replay reads a record"
+        )
+    origin = provenance.collect()  # before the run: it speaks of the sources that are about to run
+    folder = project.build() / "data" / origin["device_slug"]
+    partial = folder / f"{experiment.name}.partial.json"
+    samples: list[dict[str, Any]] = []
+    status = "OK"
+
+    def record(**extra: Any) -> Record:
+        return Record(experiment.name, dict(params), {**origin, **extra}, status, samples)
+
+    validate(asdict(record()), f"experiment {experiment.name!r}")  # now, not after hours of measuring
+    try:
+        for row in bar(experiment.measure(dict(params)), desc=experiment.name, unit="row"):
+            plain = _plain(row)
+            check_row(plain, f"experiment {experiment.name!r}: row {len(samples)}")
+            samples.append(plain)
+    except torch.cuda.OutOfMemoryError:
+        status = "OOM"
+    except TimeoutError:
+        status = "TIMEOUT"
+    except BaseException as error:
+        if samples:
+            record(interrupted=type(error).__name__).save(partial)
+        raise
+    if status == "OK" and any(row.get("correct") is False for row in samples):
+        status = "INCORRECT"
+    result = record()
+    result.save(folder / f"{experiment.name}.json")
+    partial.unlink(missing_ok=True)
+    return result
+
+
+def banner(record: Record) -> str:
+    """Two lines that say whose numbers follow: device, driver, date, commit, status."""
+    origin = record.provenance
+    driver = f", driver {origin['driver']}" if origin.get("driver") else ""
+    cuda = f", CUDA {origin['cuda']}" if origin.get("driver") and origin.get("cuda") else ""
+    commit = str(origin.get("commit") or "unknown")[:12] + (" with local changes" if origin.get("dirty") else "")
+    return (
+        f"{record.experiment}: {origin['device']}{driver}{cuda}\n"
+        f"measured {origin['utc']}, commit {commit}, status {record.status}, {len(record.samples)} rows"
+    )
+
+
+def _show(params: Mapping[str, Any], name: str) -> str:
+    return json.dumps(params[name], sort_keys=True) if name in params else "absent"
+
+
+def _plain(row: Mapping[str, Any]) -> dict[str, Any]:
+    """The row with numpy and zero-dimensional torch scalars as Python numbers."""
+    return {key: value.item() if getattr(value, "ndim", None) == 0 else value for key, value in dict(row).items()}

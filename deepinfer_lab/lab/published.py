@@ -1,0 +1,55 @@
+"""The numbers that the DeepInfer-SM86 article, part 7, prints: what measured values stand beside."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import pandas as pd
+
+from deepinfer_lab.errors import RecordError
+from deepinfer_lab.lab import project
+
+FILE = "deepinfer_sm86_part7.json"
+KEYS = frozenset({"section", "title", "hardware", "method", "rows", "notes"})
+
+
+def tables() -> dict[str, dict[str, Any]]:
+    """Every table by its section: `title`, `hardware`, `method`, `rows` (units in the key names), `notes`.
+
+    The numbers are as printed; where the article disagrees with itself, a note says so.
+
+    Raises:
+        RecordError: the file is missing or malformed.
+    """
+    path = project.data() / "published" / FILE
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise RecordError(f"{path}: no such file") from None
+    except ValueError as error:
+        raise RecordError(f"{path}: not JSON: {error}") from None
+    found = content.get("tables") if isinstance(content, Mapping) else None
+    if not isinstance(found, list):
+        raise RecordError(f"{path}: field tables must be a list")
+    for number, entry in enumerate(found):
+        if not isinstance(entry, Mapping) or set(entry) != KEYS:
+            raise RecordError(f"{path}: tables[{number}] must have exactly the fields {', '.join(sorted(KEYS))}")
+    return {entry["section"]: dict(entry) for entry in found}
+
+
+def table(section: str) -> pd.DataFrame:
+    """One table of the article; `attrs` holds its title, hardware, method and notes.
+
+    Args:
+        section: "2.7" (tiled GEMM), "3.2" (W3 batch tile), "5.1" (end to end), "5.2" (overlap on and off) or "5.3" (ITL).
+
+    Raises:
+        RecordError: another section, or a malformed file.
+    """
+    known = tables()
+    if section not in known:
+        raise RecordError(f"the article has no table in section {section!r}; allowed: {', '.join(known)}")
+    entry = known[section]
+    frame = pd.DataFrame(entry["rows"])
+    frame.attrs.update({key: entry[key] for key in ("section", "title", "hardware", "method", "notes")})
+    return frame

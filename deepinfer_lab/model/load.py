@@ -1,0 +1,78 @@
+"""One call from a model's name to a model that runs."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from deepinfer_lab.errors import SettingError
+from deepinfer_lab.model import quantised, synthetic
+from deepinfer_lab.model.build import build_decoder
+from deepinfer_lab.model.decoder import Decoder
+from deepinfer_lab.model.resolve import resolve
+from deepinfer_lab.model.source import WeightSource
+from deepinfer_lab.model.tokenizer import Tokenizer
+from deepinfer_lab.quant.plan import plan_named
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A decoder, its tokenizer (None for synthetic models), and the settings that made it."""
+
+    name: str
+    decoder: Decoder
+    tokenizer: Tokenizer | None
+    bits: str
+    group: int
+
+
+def open_source(spec: str) -> WeightSource:
+    """The weight source for a spec: everything that `resolve` takes, `synthetic:SHAPE`, or a folder that `quantise` wrote.
+
+    Raises:
+        ModelNotFound, CheckpointError, UnsupportedArchitecture, DownloadError: as the source does.
+    """
+    if spec.startswith(synthetic.PREFIX):
+        return synthetic.synthetic(spec)
+    if quantised.is_quantised(Path(spec)):
+        return quantised.QuantisedSource(Path(spec))
+    return resolve(spec)
+
+
+def pick_device(name: str | None) -> torch.device:
+    """The device called `name`, or the GPU if there is one, else the CPU.
+
+    Raises:
+        SettingError: not a device, or CUDA without a GPU that works.
+    """
+    if name is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        device = None
+    if device is None or device.type not in ("cpu", "cuda"):
+        raise SettingError(f"device '{name}': allowed are cpu, cuda and cuda:N")
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise SettingError(f"device '{name}': torch {torch.__version__} finds no CUDA GPU here; use cpu")
+    return device
+
+
+def load_model(spec: str, *, bits: str = "w4", group: int = 64, device: str | None = None) -> LoadedModel:
+    """Load a model and quantise it.
+
+    Args:
+        spec: a model; see `open_source`.
+        bits: w4, w3, mixed or none. A folder that is quantised already must be loaded with the bits that it has.
+        group: values along K that share a scale: 32, 64 or 128.
+        device: cpu, cuda or cuda:N; the GPU where there is one, by default. Computes in float32 on a CPU, float16 on a GPU.
+
+    Raises:
+        SettingError: unknown bits or device.
+        ModelNotFound, CheckpointError, UnsupportedArchitecture, DownloadError, QuantisationError: as their docstrings say.
+    """
+    plan, where = plan_named(bits), pick_device(device)
+    source = open_source(spec)
+    dtype = torch.float16 if where.type == "cuda" else torch.float32
+    decoder = build_decoder(source, plan, group=group, device=where, dtype=dtype)
+    return LoadedModel(source.name, decoder, source.tokenizer, bits, group)

@@ -1,0 +1,61 @@
+"""Quantised weights on disk: one safetensors file of packed and dense tensors, self-describing."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from deepinfer_lab.errors import CheckpointError
+from deepinfer_lab.quant.layout import PackedWeight
+
+FORMAT = "deepinfer-lab-quantised-1"
+
+
+@dataclass(frozen=True)
+class QuantisedTensors:
+    """What a quantised checkpoint holds, by canonical layer name (packed) and tensor name (dense)."""
+
+    packed: dict[str, PackedWeight]
+    dense: dict[str, torch.Tensor]
+    metadata: dict[str, str]
+
+
+def save(path: Path, tensors: QuantisedTensors) -> None:
+    """Write a checkpoint. A layer `L` becomes the tensors `L.packed` and `L.scales`; its bits and group go to the header."""
+    flat = {name: tensor.contiguous() for name, tensor in tensors.dense.items()}
+    layers = {}
+    for name, weight in tensors.packed.items():
+        flat[f"{name}.packed"], flat[f"{name}.scales"] = weight.packed.contiguous(), weight.scales.contiguous()
+        layers[name] = {"bits": weight.bits, "group": weight.group, "n": weight.n, "k": weight.k}
+    header = {"format": FORMAT, "layers": json.dumps(layers), **tensors.metadata}
+    unfinished = path.with_suffix(".unfinished")
+    save_file(flat, unfinished, metadata=header)
+    unfinished.replace(path)
+
+
+def load(path: Path) -> QuantisedTensors:
+    """Read a checkpoint that `save` wrote.
+
+    Raises:
+        CheckpointError: missing, truncated, not in this format, or with tensors that do not fit their description.
+    """
+    try:
+        with safe_open(path, framework="pt") as file:
+            header = file.metadata() or {}
+            if header.get("format") != FORMAT:
+                raise CheckpointError(f"{path}: format '{header.get('format')}', expected '{FORMAT}'")
+            layers = json.loads(header.pop("layers"))
+            flat = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+    except (OSError, SafetensorError, KeyError, json.JSONDecodeError) as error:
+        raise CheckpointError(f"{path}: not a readable quantised checkpoint ({error})") from error
+    packed = {}
+    for name, shape in layers.items():
+        try:
+            packed[name] = PackedWeight(**shape, packed=flat.pop(f"{name}.packed"), scales=flat.pop(f"{name}.scales"))
+        except KeyError as error:
+            raise CheckpointError(f"{path}: layer {name} lacks the tensor {error}") from error
+    del header["format"]
+    return QuantisedTensors(packed, flat, header)

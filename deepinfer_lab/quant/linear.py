@@ -1,0 +1,81 @@
+"""Linear layers: y[M, N] = x[M, K] @ weight[N, K].T + bias[N], dense or few-bit."""
+
+import torch
+from torch.nn import functional
+
+from deepinfer_lab.quant.layout import PackedWeight
+
+DEQUANT_ROWS = 4096  # rows of a weight that `dequant_cublas` holds densely at a time
+
+
+def _prepacked(weight: torch.Tensor) -> torch.Tensor | None:
+    """The weight in oneDNN's blocked order, or None where that does not apply.
+
+    A product with few rows is bound by reading the weight, and oneDNN reads its own order at nearly full memory bandwidth
+    while a row-major weight is re-ordered on every call: on two AVX2 cores, SmolLM2-135M's layers take 24.6 ms instead of
+    40.9 at M = 1, and 43.2 instead of 72.0 at M = 8. The operator is the one that torch.compile emits on CPUs.
+    """
+    ops = torch.ops.mkldnn
+    usable = weight.device.type == "cpu" and weight.dtype == torch.float32 and torch.backends.mkldnn.is_available()
+    if not usable or not hasattr(ops, "_reorder_linear_weight") or not hasattr(ops, "_linear_pointwise"):
+        return None
+    return ops._reorder_linear_weight(weight.contiguous(), 8)
+
+
+class DenseLinear:
+    """A linear layer with a dense weight [N, K] and an optional bias [N]."""
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
+        self.n, self.k = weight.shape
+        self.bias = bias
+        self.nbytes = weight.nbytes
+        packed = _prepacked(weight)
+        self._is_prepacked = packed is not None
+        self._weight = weight if packed is None else packed
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """x: [M, K] -> [M, N]."""
+        if self._is_prepacked:
+            return torch.ops.mkldnn._linear_pointwise(x, self._weight, self.bias, "none", [], "")
+        return functional.linear(x, self._weight, self.bias)
+
+
+class QuantLinear:
+    """A linear layer with a packed weight and an optional bias [N].
+
+    On a CPU the weight is dequantised once and the dense copy kept: the article's fallback for machines without CUDA.
+    Nothing on that path touches CuPy.
+    """
+
+    def __init__(self, weight: PackedWeight, bias: torch.Tensor | None = None) -> None:
+        self.n, self.k = weight.n, weight.k
+        self.bias = bias
+        self.weight = weight
+        self.nbytes = weight.nbytes
+        on_cpu = weight.packed.device.type == "cpu"
+        self._dense = DenseLinear(weight.dequantise(torch.float32), bias) if on_cpu else None
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """x: [M, K] -> [M, N]."""
+        if self._dense is not None:
+            return self._dense(x)
+        return dequant_cublas(x, self.weight, self.bias)
+
+
+def dequant_cublas(x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """Dequantise a few thousand rows at a time with torch, then multiply: the article's old prefill path (section 1.1).
+
+    It is the baseline of every kernel comparison and the path for whatever no kernel takes.
+
+    Args:
+        x: [M, K], any floating dtype. weight: packed [N, K]. bias: [N] in x's dtype, or None.
+
+    Returns:
+        [M, N] in x's dtype.
+    """
+    out = x.new_empty(x.shape[0], weight.n)
+    for start in range(0, weight.n, DEQUANT_ROWS):
+        rows = slice(start, min(start + DEQUANT_ROWS, weight.n))
+        dense = weight.dequantise(x.dtype, rows)
+        out[:, rows] = functional.linear(x, dense, None if bias is None else bias[rows])
+    return out

@@ -1,0 +1,132 @@
+"""Kernels without a GPU: the real CUDA sources, compiled as C++ and run on the CPU under sanitizers."""
+
+import shutil
+import struct
+import subprocess
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from deepinfer_lab.errors import MissingDependency
+from deepinfer_lab.kernels import resources
+from deepinfer_lab.kernels.catalogue import KERNELS, SOURCES
+from deepinfer_lab.quant.layout import PackedWeight, pack
+
+HOST = Path(__file__).parent / "host"
+# The order of the table in host/run_kernels.cpp.
+NUMBERS = {
+    name: number
+    for number, name in enumerate(
+        (
+            "w4_gemv",
+            "w3_gemv",
+            "w4_gemv_batch_tile",
+            "w3_gemv_grid_y",
+            "w3_gemv_batch_tile",
+            "w3_gemv_warp_tile",
+            "w4_tiled_gemm",
+            "w3_tiled_gemm",
+        )
+    )
+}
+UNPACK = {4: 100, 3: 101}  # requests that run one thread's unpacking
+
+
+@dataclass(frozen=True)
+class HostKernels:
+    """A running host/run_kernels.cpp."""
+
+    process: subprocess.Popen
+
+    def run(self, name: str, x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None = None) -> torch.Tensor:
+        """What the kernel computes from float16 x [M, K]: float16 [M, N]."""
+        kernel, m = KERNELS[name], x.shape[0]
+        header = [NUMBERS[name], *kernel.grid(m, weight.n), kernel.threads, m, weight.n, weight.k, weight.group]
+        tensors = [x, weight.packed, weight.scales] + ([] if bias is None else [bias])
+        answer = self._ask([*header, bias is not None], tensors, m * weight.n * 2)
+        return torch.from_numpy(np.frombuffer(answer, np.float16).copy()).view(m, weight.n)
+
+    def unpack(self, thread: int, weight: PackedWeight) -> np.ndarray:
+        """shared_b [32, 65] after one thread alone unpacked its part of the first tile; NaN where it wrote nothing."""
+        header = [UNPACK[weight.bits], 1, 1, 1, thread, weight.n, weight.k, weight.group, 0]
+        answer = self._ask(header, [weight.packed, weight.scales], 32 * 65 * 2)
+        return np.frombuffer(answer, np.float16).reshape(32, 65)
+
+    def _ask(self, header: list[int], tensors: list[torch.Tensor], size: int) -> bytes:
+        stdin, stdout = self.process.stdin, self.process.stdout
+        try:
+            stdin.write(struct.pack("12i", *header, 0, 0, 0))
+            for tensor in tensors:
+                stdin.write(tensor.contiguous().numpy().tobytes())
+            stdin.flush()
+            answer = stdout.read(size)
+        except BrokenPipeError:
+            answer = b""
+        if len(answer) != size:
+            pytest.fail(f"the kernel stopped with status {self.process.wait()}:\n{self.process.stderr.read().decode()[:4000]}")
+        return answer
+
+
+def _start(folder: Path, *flags: str) -> Iterator[HostKernels]:
+    compiler = shutil.which("g++") or shutil.which("c++")
+    if compiler is None:
+        pytest.skip("needs a C++ compiler to run the CUDA sources on the CPU")
+    for path in SOURCES.iterdir():
+        shutil.copy(path, folder)
+    for path in HOST.iterdir():  # ptx.cuh among them, over the real one
+        shutil.copy(path, folder)
+    command = [compiler, "-std=c++20", "-O1", "-g", "-fno-strict-aliasing", "-Wno-unknown-pragmas", *flags]
+    built = subprocess.run(
+        [*command, "-x", "c++", "run_kernels.cpp", "-o", "run_kernels", "-pthread"],
+        cwd=folder, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    if built.returncode:
+        if "sanitize" in built.stderr or "cannot find -l" in built.stderr:
+            pytest.skip(f"this C++ compiler has no {flags[0]}")
+        pytest.fail(f"the CUDA sources do not compile as C++:\n{built.stderr[:4000]}")
+    pipe = subprocess.PIPE
+    with subprocess.Popen([folder / "run_kernels"], stdin=pipe, stdout=pipe, stderr=pipe) as process:
+        yield HostKernels(process)
+        process.stdin.close()
+        assert process.wait() == 0, process.stderr.read().decode()[:4000]
+
+
+@pytest.fixture(scope="session")
+def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HostKernels]:
+    """Kernels that stop at any access outside a buffer, misalignment or undefined arithmetic (compute-sanitizer's memcheck)."""
+    sanitizers = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all")
+    yield from _start(tmp_path_factory.mktemp("address"), *sanitizers)
+
+
+@pytest.fixture(scope="session")
+def racing_host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HostKernels]:
+    """Kernels whose unsynchronised shared accesses are reported (compute-sanitizer's racecheck)."""
+    yield from _start(tmp_path_factory.mktemp("thread"), "-fsanitize=thread")
+
+
+@pytest.fixture(scope="session")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> list[resources.Row]:
+    """Every kernel compiled afresh for every architecture."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DEEPINFER_CACHE", str(tmp_path_factory.mktemp("cache")))
+        try:
+            return resources.report()
+        except MissingDependency as error:
+            pytest.skip(str(error))
+
+
+@pytest.fixture
+def make_weight() -> Callable[..., PackedWeight]:
+    """Random packed weights: every value of the range occurs, and scales of a layer's size."""
+
+    def make(bits: int, n: int, k: int, group: int, seed: int = 0) -> PackedWeight:
+        random = torch.Generator().manual_seed(seed)
+        q = torch.randint(-(2 ** (bits - 1)), 2 ** (bits - 1), (n, k), generator=random, dtype=torch.int8)
+        scales = (torch.rand(n, k // group, generator=random) * 0.02 + 0.005).half()
+        return PackedWeight(bits, group, n, k, pack(q, bits), scales)
+
+    return make

@@ -137,9 +137,14 @@ def _compile(
             raise KernelError(f"{name} for {arch}: {error}\n{nvrtc.getProgramLog(program)}") from error
         ptx = nvrtc.getPTX(program)
         text = ptx.decode() if isinstance(ptx, bytes) else ptx
-        return _whole_elf(nvrtc.getCUBIN(program)), text.rstrip("\0"), nvrtc.getProgramLog(program)
+        return _whole_elf(nvrtc.getCUBIN(program)), text.rstrip("\0"), _reproducible(nvrtc.getProgramLog(program))
     finally:
         nvrtc.destroyProgram(program)
+
+
+def _reproducible(log: str) -> str:
+    """The log without how long ptxas took, which differs every time."""
+    return re.sub(r"ptxas info\s*: Compile time.*\n?", "", log).rstrip("\0\n") + "\n"
 
 
 def _whole_elf(cubin: bytes) -> bytes:

@@ -6,16 +6,24 @@ from typing import Any
 
 import torch
 
-from deepinfer_lab.errors import MissingDependency
+from deepinfer_lab.errors import MissingDependency, ModelNotFound
 from deepinfer_lab.metrics.latency import RequestTrace
+from deepinfer_lab.model.catalog import CATALOG, obtain
+from deepinfer_lab.model.synthetic import PREFIX
 
 
-def load(path: Path, device: torch.device) -> Any:
-    """The model in a Hugging Face folder or a GGUF file, unquantised, in our engine's dtype for the device.
+def load(spec: str, device: torch.device) -> Any:
+    """The same checkpoint in transformers, unquantised, in our engine's dtype for the device.
+
+    Args:
+        spec: a catalog name, a folder in Hugging Face format, a .gguf file, or a hub id.
 
     Raises:
         MissingDependency: transformers is not installed.
+        ModelNotFound: a synthetic model, which has no checkpoint.
     """
+    if spec.startswith(PREFIX):
+        raise ModelNotFound(f"'{spec}' has no checkpoint for transformers to read; compare a real model")
     try:
         from transformers import AutoModelForCausalLM
         from transformers.utils import logging
@@ -25,9 +33,12 @@ def load(path: Path, device: torch.device) -> Any:
         ) from error
     logging.disable_progress_bar()
     dtype = torch.float16 if device.type == "cuda" else torch.float32
-    where = {"gguf_file": path.name} if path.is_file() else {}
-    folder = path.parent if path.is_file() else path
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, **where).to(device).eval()
+    path = obtain(spec) if spec in CATALOG else Path(spec)
+    if path.is_file():
+        model = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=dtype)
+    else:
+        model = AutoModelForCausalLM.from_pretrained(spec, dtype=dtype)
+    return model.to(device).eval()
 
 
 class _Clock:

@@ -43,12 +43,13 @@ def publish(names: Sequence[str] | None = None) -> Published:
     sources = {name: read_script(scripts[name]) for name in chosen}
     records = promote()
     written = []
-    for name, notebook in sources.items():
+    for name, unexecuted in sources.items():
         source, executed = (project.build() / "publish" / kind / f"{name}.ipynb" for kind in ("source", "executed"))
-        record.write_atomically(source, nbformat.writes(notebook))
+        record.write_atomically(source, nbformat.writes(unexecuted))
         execute(source, executed, mode="replay", parameters={})
         target = project.notebooks() / f"{name}.ipynb"
-        record.write_atomically(target, nbformat.writes(clean(nbformat.read(executed, as_version=4))))
+        notebook = clean(nbformat.read(executed, as_version=4))
+        record.write_atomically(target, nbformat.writes(notebook) + "\n")
         written.append(target)
     return Published(records, written)
 

@@ -67,7 +67,9 @@ class HostKernels:
         except BrokenPipeError:
             answer = b""
         if len(answer) != size:
-            pytest.fail(f"the kernel stopped with status {self.process.wait()}:\n{self.process.stderr.read().decode()[:4000]}")
+            pytest.fail(
+                f"the kernel stopped with status {self.process.wait()}:\n{self.process.stderr.read().decode()[:4000]}"
+            )
         return answer
 
 
@@ -105,7 +107,7 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HostKernels]:
 @pytest.fixture(scope="session")
 def racing_host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HostKernels]:
     """Kernels whose unsynchronised shared accesses are reported (compute-sanitizer's racecheck)."""
-    yield from _start(tmp_path_factory.mktemp("thread"), "-fsanitize=thread")
+    yield from _start(tmp_path_factory.mktemp("thread"), "-fsanitize=thread", "-DHOST_THREADS")
 
 
 @pytest.fixture(scope="session")

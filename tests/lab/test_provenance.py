@@ -91,19 +91,20 @@ def test_kernel_hashes_cover_every_cuda_source(tmp_path: Path, monkeypatch: pyte
     assert hashes["a.cu"] == hashlib.sha256(b"kernel").hexdigest()
 
 
-def test_commit_and_dirty_speak_of_the_package_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    def git(*arguments: str) -> None:
-        identity = ("-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false")
-        subprocess.run(["git", "-C", str(tmp_path), *identity, *arguments], check=True, capture_output=True)
+def git(folder: Path, *arguments: str) -> None:
+    identity = ("-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false")
+    subprocess.run(["git", "-C", str(folder), *identity, *arguments], check=True, capture_output=True)
 
+
+def test_commit_and_dirty_speak_of_the_package_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     package = tmp_path.resolve() / "package"
     package.mkdir()
     monkeypatch.setattr(provenance, "PACKAGE", package)
-    git("init")
+    git(tmp_path, "init")
     assert provenance._commit() == (None, None)  # no commit yet
     (package / "a.py").write_text("")
-    git("add", ".")
-    git("commit", "-m", "one")
+    git(tmp_path, "add", ".")
+    git(tmp_path, "commit", "-m", "one")
     commit, dirty = provenance._commit()
     assert re.fullmatch("[0-9a-f]{40}", commit)
     assert dirty is False
@@ -116,6 +117,7 @@ def test_commit_and_dirty_speak_of_the_package_only(tmp_path: Path, monkeypatch:
 def test_somebody_elses_repository_is_not_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     package = tmp_path.resolve() / "env" / "package"
     package.mkdir(parents=True)
-    subprocess.run(["git", "-C", str(tmp_path), "init"], check=True, capture_output=True)
+    git(tmp_path, "init")
+    git(tmp_path, "commit", "--allow-empty", "-m", "theirs")
     monkeypatch.setattr(provenance, "PACKAGE", package)
     assert provenance._commit() == (None, None)

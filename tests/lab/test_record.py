@@ -32,6 +32,15 @@ def test_bytes_do_not_depend_on_the_order_of_keys(tmp_path: Path):
     assert '\n    {"raw_ms": [1.0, 2.0], "shape": "a", "tiled_ms": 1.5},\n' in text
 
 
+def test_a_reader_of_the_old_file_never_sees_the_new_one(tmp_path: Path):
+    path, reader = tmp_path / "gemm.json", tmp_path / "reader.json"
+    a_record().save(path)
+    reader.hardlink_to(path)
+    a_record(status="OOM").save(path)
+    assert load(path).status == "OOM"
+    assert load(reader) == a_record()  # replaced as a whole, not written over
+
+
 def test_an_empty_record_is_valid_json(tmp_path: Path):
     a_record(samples=[], params={}, status="OOM").save(tmp_path / "a.json")
     assert load(tmp_path / "a.json").samples == []

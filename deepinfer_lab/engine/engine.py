@@ -203,6 +203,10 @@ class Engine:
             tuple(event.time for event in events),
         )
 
+    def render_chat(self, message: str) -> str:
+        """The model's chat template around one message of the user's, ready for the model's answer."""
+        return self._require_tokenizer().render_chat([{"role": "user", "content": message}])
+
     def status(self) -> dict[str, object]:
         """Queue sizes, blocks by state, step counters, refusals by reason."""
         reply: SimpleQueue[dict[str, object]] = SimpleQueue()

@@ -1,5 +1,6 @@
 """A decoder-only transformer (Llama, Qwen2, Qwen3) over the paged cache: one forward for prefill, decode and mixes."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -62,12 +63,15 @@ class Decoder:
     @property
     def linear_bytes(self) -> int:
         """Bytes of all linear weights in the blocks, as stored: what quantisation shrinks."""
-        return sum(linear.nbytes for b in self._blocks for linear in (b.qkv, b.o, b.gate_up, b.down))
+        return sum(linear.nbytes for linear in self._linears())
 
     @property
     def step_bytes(self) -> int:
         """Bytes of weights that one forward pass must read, however few its tokens: the roofline's numerator."""
-        return self.linear_bytes + self._lm_head.nbytes
+        return sum(linear.read_bytes for linear in self._linears()) + self._lm_head.read_bytes
+
+    def _linears(self) -> Iterator[Linear]:
+        return (linear for b in self._blocks for linear in (b.qkv, b.o, b.gate_up, b.down))
 
     def forward(self, step: StepInput, kv: KVPool) -> torch.Tensor:
         """Run new tokens through the model, writing their K and V into the cache.

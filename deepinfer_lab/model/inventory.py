@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 from deepinfer_lab.errors import CheckpointError, UnsupportedArchitecture
 from deepinfer_lab.model.config import ModelConfig
+from deepinfer_lab.model.source import dense_shapes, linear_layers, linear_shape
 
 
 def tensor_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
@@ -11,30 +12,8 @@ def tensor_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
 
     `lm_head.weight` is listed only where embeddings are not tied.
     """
-    hidden, inner = config.hidden_size, config.intermediate_size
-    shapes: dict[str, tuple[int, ...]] = {
-        "model.embed_tokens.weight": (config.vocab_size, hidden),
-        "model.norm.weight": (hidden,),
-    }
-    if not config.tied_embeddings:
-        shapes["lm_head.weight"] = (config.vocab_size, hidden)
-    for i in range(config.num_layers):
-        layer = f"model.layers.{i}"
-        attention = f"{layer}.self_attn"
-        shapes[f"{layer}.input_layernorm.weight"] = (hidden,)
-        shapes[f"{layer}.post_attention_layernorm.weight"] = (hidden,)
-        for projection, rows in (("q", config.q_size), ("k", config.kv_size), ("v", config.kv_size)):
-            shapes[f"{attention}.{projection}_proj.weight"] = (rows, hidden)
-            if config.qkv_bias:
-                shapes[f"{attention}.{projection}_proj.bias"] = (rows,)
-        shapes[f"{attention}.o_proj.weight"] = (hidden, config.q_size)
-        if config.qk_norm:
-            shapes[f"{attention}.q_norm.weight"] = (config.head_dim,)
-            shapes[f"{attention}.k_norm.weight"] = (config.head_dim,)
-        shapes[f"{layer}.mlp.gate_proj.weight"] = (inner, hidden)
-        shapes[f"{layer}.mlp.up_proj.weight"] = (inner, hidden)
-        shapes[f"{layer}.mlp.down_proj.weight"] = (hidden, inner)
-    return shapes
+    linear = {f"{layer}.weight": linear_shape(config, layer) for layer in linear_layers(config)}
+    return {**dict(dense_shapes(config)), **linear}
 
 
 def check_inventory(where: str, expected: Mapping[str, tuple[int, ...]], found: Mapping[str, tuple[int, ...]]) -> None:

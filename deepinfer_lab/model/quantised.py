@@ -24,8 +24,8 @@ def is_quantised(folder: Path) -> bool:
     return (folder / FILE).is_file()
 
 
-def write(source: WeightSource, plan: QuantPlan, group: int, folder: Path) -> None:
-    """Quantise a model and write it to a folder.
+def write(source: WeightSource, plan: QuantPlan, group: int, folder: Path) -> Path:
+    """Quantise a model and write it to a folder. Returns the file of its weights.
 
     Raises:
         CheckpointError, QuantisationError: as the source and the quantiser do.
@@ -47,6 +47,7 @@ def write(source: WeightSource, plan: QuantPlan, group: int, folder: Path) -> No
     checkpoint.save(folder / FILE, checkpoint.QuantisedTensors(packed, dense, metadata))
     if source.tokenizer is not None:
         source.tokenizer.save(folder)
+    return folder / FILE
 
 
 class QuantisedSource:

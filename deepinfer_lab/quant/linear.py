@@ -23,12 +23,15 @@ def _prepacked(weight: torch.Tensor) -> torch.Tensor | None:
 
 
 class DenseLinear:
-    """A linear layer with a dense weight [N, K] and an optional bias [N]."""
+    """A linear layer with a dense weight [N, K] and an optional bias [N].
+
+    `nbytes` is what the weight takes as stored, `read_bytes` what one product must read of it.
+    """
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
         self.n, self.k = weight.shape
         self.bias = bias
-        self.nbytes = weight.nbytes
+        self.nbytes = self.read_bytes = weight.nbytes
         packed = _prepacked(weight)
         self._is_prepacked = packed is not None
         self._weight = weight if packed is None else packed
@@ -54,6 +57,7 @@ class QuantLinear:
         self.nbytes = weight.nbytes
         on_cpu = weight.packed.device.type == "cpu"
         self._dense = DenseLinear(weight.dequantise(torch.float32), bias) if on_cpu else None
+        self.read_bytes = weight.nbytes if self._dense is None else self._dense.read_bytes
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x: [M, K] -> [M, N]."""

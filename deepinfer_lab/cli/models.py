@@ -1,0 +1,83 @@
+"""Commands about one model: use it, fetch it, quantise it."""
+
+from pathlib import Path
+
+import click
+
+from deepinfer_lab.cli import options
+
+
+@click.command()
+@click.argument("prompt")
+@options.model
+@click.option("--max-tokens", default=128, show_default=True, help="The most tokens to generate.")
+@click.option("--temperature", default=0.0, show_default=True, help="0 is greedy; higher is more varied.")
+@click.option("--top-k", default=0, show_default=True, help="Sample among the k likeliest tokens; 0 among all.")
+@click.option(
+    "--top-p", default=1.0, show_default=True, help="Sample among the likeliest tokens that make up this share."
+)
+@click.option("--seed", default=0, show_default=True, help="The same seed gives the same text.")
+@click.option(
+    "--chat/--raw",
+    "chat",
+    default=None,
+    help="Wrap the prompt in the model's chat template, or feed it as it is. [default: --chat where there is a template]",
+)
+def generate(
+    prompt: str,
+    model: str,
+    bits: str,
+    group: int,
+    device: str | None,
+    max_tokens: int,
+    temperature: float,
+    top_k: int,
+    top_p: float,
+    seed: int,
+    chat: bool | None,
+) -> None:
+    """Generate text after PROMPT and print it as it comes.
+
+    The default model, SmolLM2-135M-Instruct, is downloaded on first use (93 MB).
+    """
+    from deepinfer_lab.engine.engine import Engine
+    from deepinfer_lab.engine.sampling import SamplingParams
+
+    params = SamplingParams(max_tokens, temperature, top_k, top_p, seed)
+    with Engine.load(model, bits=bits, group=group, device=device) as engine:
+        has_template = engine.tokenizer is not None and engine.tokenizer.chat_template is not None
+        if chat or (chat is None and has_template and prompt):
+            prompt = engine.render_chat(prompt)
+        for piece in engine.stream(prompt, params):
+            click.echo(piece, nl=False)
+        click.echo()
+
+
+@click.command()
+@click.argument("name", default="smollm2-135m")
+def fetch(name: str) -> None:
+    """Download a catalog model into the cache folder, once.
+
+    The cache is the user's cache folder for deepinfer-lab; the environment variable DEEPINFER_CACHE overrides it.
+    """
+    from deepinfer_lab.model.catalog import obtain
+
+    click.echo(f"{name}: {obtain(name)}")
+
+
+@click.command()
+@click.argument("model")
+@click.argument("folder", type=click.Path(file_okay=False, path_type=Path))
+@click.option("--bits", type=click.Choice(["w4", "w3", "mixed"]), default="w4", show_default=True)
+@click.option("--group", type=click.Choice(["32", "64", "128"]), default="64", show_default=True)
+def quantise(model: str, folder: Path, bits: str, group: str) -> None:
+    """Quantise MODEL once and write it to FOLDER, which every --model option then takes.
+
+    MODEL is whatever the other commands' --model takes.
+    """
+    from deepinfer_lab.model.load import open_source
+    from deepinfer_lab.model.quantised import write
+    from deepinfer_lab.quant.plan import plan_named
+
+    path = write(open_source(model), plan_named(bits), int(group), folder)
+    click.echo(f"{path}: {path.stat().st_size / 1e6:.1f} MB")

@@ -1,0 +1,54 @@
+"""Options that several commands share."""
+
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from deepinfer_lab.quant.layout import GROUPS
+from deepinfer_lab.quant.plan import PLANS
+
+Command = Callable[..., Any]
+
+MODEL_HELP = (
+    "A name from `deepinfer-lab list`, a folder in Hugging Face format, a .gguf file, a hub id such as org/name, a folder "
+    "that `deepinfer-lab quantise` wrote, or synthetic:SHAPE for random weights."
+)
+
+
+def model(command: Command) -> Command:
+    """--model, --bits, --group and --device."""
+    for option in (
+        click.option("--device", help="cpu, cuda or cuda:N. [default: the GPU if there is one]"),
+        click.option(
+            "--group",
+            type=click.Choice([str(g) for g in GROUPS]),
+            default="64",
+            show_default=True,
+            callback=lambda _ctx, _param, value: int(value),
+            help="Weights along K that share one scale.",
+        ),
+        click.option(
+            "--bits",
+            type=click.Choice(list(PLANS)),
+            default="w4",
+            show_default=True,
+            help="w4 and w3: all linear layers; mixed: MLP 3 bits, attention 4; none: as in the checkpoint.",
+        ),
+        click.option("--model", default="smollm2-135m", show_default=True, help=MODEL_HELP),
+    ):
+        command = option(command)
+    return command
+
+
+def integers(_ctx: click.Context, param: click.Parameter, value: str) -> list[int]:
+    """Parse "1,8,64"."""
+    try:
+        numbers = [int(part) for part in value.split(",")]
+    except ValueError:
+        numbers = []
+    if not numbers or min(numbers) < 1:
+        raise click.BadParameter(
+            f"'{value}': whole numbers of 1 or more, separated by commas, such as 1,8", param=param
+        )
+    return numbers

@@ -1,0 +1,23 @@
+"""The bandwidth figure from times that are made up."""
+
+import pytest
+import torch
+
+from deepinfer_lab.metrics import bandwidth
+
+
+def test_the_best_of_several_reads(monkeypatch):
+    seconds = iter([4.0, 0.5, 0.25, 2.0])
+    sizes = []
+
+    def read(buffer: torch.Tensor) -> float:
+        sizes.append(buffer.nbytes)
+        return next(seconds)
+
+    monkeypatch.setattr(bandwidth, "_host_seconds", read)
+    assert bandwidth.read_bandwidth(torch.device("cpu"), nbytes=4000, repeats=3) == pytest.approx(4000 / 0.25)
+    assert sizes == [4000] * 4
+
+
+def test_a_real_read_takes_some_time():
+    assert 0 < bandwidth.read_bandwidth(torch.device("cpu"), nbytes=1 << 20, repeats=2) < float("inf")

@@ -1,0 +1,99 @@
+"""Perplexity and agreement through the paged forward, against one dense forward for each window."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+
+from deepinfer_lab.errors import SettingError
+from deepinfer_lab.kv.pool import KVPool
+from deepinfer_lab.metrics import quality
+from deepinfer_lab.metrics.quality import TeacherForced, teacher_forced
+from deepinfer_lab.model.build import build_decoder
+from deepinfer_lab.model.decoder import Decoder
+from deepinfer_lab.model.step_input import Span, StepInput
+from deepinfer_lab.model.synthetic import SHAPES, SyntheticSource
+from deepinfer_lab.quant.plan import plan_named
+
+TOKENS = torch.randint(0, 256, (700,), generator=torch.Generator().manual_seed(1)).tolist()
+
+
+@pytest.fixture(scope="module")
+def model() -> Decoder:
+    config = dataclasses.replace(SHAPES["tiny"], tied_embeddings=False)
+    source = SyntheticSource(config, "tiny")
+    return build_decoder(source, plan_named("none"), group=64, device=torch.device("cpu"), dtype=torch.float32)
+
+
+@torch.inference_mode()
+def direct(model: Decoder, tokens: list[int], window: int) -> tuple[list[float], list[int]]:
+    """One block and one chunk per window, log-softmax by hand."""
+    nll, top1 = [], []
+    for start in range(0, len(tokens), window):
+        part = tokens[start : start + window]
+        pool = KVPool(model.kv_shape, 1, window, model.device)
+        step = StepInput.build([Span(part, 0, [0], all_logits=True)], window, model.device)
+        logs = model.forward(step, pool).double().log_softmax(dim=-1)
+        for position, token in enumerate(part[1:]):
+            nll.append(-float(logs[position, token]))
+            top1.append(int(logs[position].argmax()))
+    return nll, top1
+
+
+@pytest.mark.parametrize("chunk", [3, 16, 256])
+@pytest.mark.parametrize(
+    ("count", "window"),
+    [(2, 2), (3, 2), (2, 512), (9, 4), (12, 4), (49, 16), (48, 16), (33, 32), (100, 37), (256, 512), (257, 512), (258, 512)]
+    + [(513, 512), (300, 257)],
+)
+def test_every_position_once(model, monkeypatch, chunk, count, window):
+    monkeypatch.setattr(quality, "CHUNK", chunk)
+    tokens = TOKENS[:count]
+    found = teacher_forced(model, tokens, window)
+    nll, top1 = direct(model, tokens, window)
+    assert len(found.nll) == count - -(-count // window)
+    assert found.nll.dtype == np.float64
+    assert found.nll == pytest.approx(nll, rel=1e-4, abs=1e-4)
+    assert found.top1.tolist() == top1
+    assert found.perplexity == pytest.approx(np.exp(np.mean(nll)), rel=1e-4)
+
+
+def test_windows_do_not_see_each_other(model):
+    whole = teacher_forced(model, TOKENS[:96], 32)
+    parts = [teacher_forced(model, TOKENS[at : at + 32], 32).nll for at in (0, 32, 64)]
+    assert whole.nll == pytest.approx(np.concatenate(parts), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("count", "window", "values"),
+    [(10, 1, "window 1 over 10"), (10, 0, "window 0"), (10, -4, "window -4"), (600, 513, "window 513 over 600")]
+    + [(1, 16, "over 1 tokens"), (0, 16, "over 0 tokens")],
+)
+def test_windows_that_are_not_allowed(model, count, window, values):
+    with pytest.raises(SettingError, match=f"{values}.*2 to 512.*at least 2 tokens"):
+        teacher_forced(model, TOKENS[:count], window)
+
+
+def test_perplexity_by_hand():
+    two = TeacherForced(np.log([2.0, 8.0]), np.array([1, 2]))
+    assert two.perplexity == pytest.approx(4.0)
+
+
+def test_agreement_by_hand():
+    one, other = (TeacherForced(np.zeros(4), np.array(top)) for top in ([1, 2, 3, 4], [1, 9, 3, 9]))
+    assert one.agreement(other) == other.agreement(one) == 0.5
+    assert one.agreement(one) == 1.0
+
+
+def test_a_quantised_model_agrees_with_itself_and_less_with_the_dense_one(model):
+    source = SyntheticSource(model.config, "tiny")
+
+    class Rounded:  # not packed, so that rounding the same weights is what differs
+        name, config, tokenizer = "rounded", model.config, None
+        tensor = source.tensor
+
+    coarse = build_decoder(Rounded, plan_named("w3"), group=64, device=model.device, dtype=torch.float32)
+    dense, few = teacher_forced(model, TOKENS, 128), teacher_forced(coarse, TOKENS, 128)
+    assert few.agreement(few) == 1.0
+    assert 0.05 < few.agreement(dense) < 1.0  # chance would be 1 in 256

@@ -1,0 +1,33 @@
+"""Which layer gets how many bits."""
+
+import pytest
+
+from deepinfer_lab.errors import SettingError
+from deepinfer_lab.quant.plan import PLANS, plan_named
+
+LAYERS = {
+    "attention": [f"model.layers.3.self_attn.{name}_proj" for name in "qkvo"],
+    "mlp": [f"model.layers.11.mlp.{name}_proj" for name in ("gate", "up", "down")],
+    "dense": ["model.embed_tokens", "lm_head", "model.norm", "model.layers.0.input_layernorm"],
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "attention", "mlp"), [("none", None, None), ("w4", 4, 4), ("w3", 3, 3), ("mixed", 4, 3)]
+)
+def test_plans(name, attention, mlp):
+    plan = plan_named(name)
+    assert plan.name == name
+    assert {plan.bits_for(layer) for layer in LAYERS["attention"]} == {attention}
+    assert {plan.bits_for(layer) for layer in LAYERS["mlp"]} == {mlp}
+    assert {plan.bits_for(layer) for layer in LAYERS["dense"]} == {None}
+
+
+@pytest.mark.parametrize("name", ["", "W4", "w2", "int4", "4"])
+def test_unknown_plans(name):
+    with pytest.raises(SettingError, match=f"bits '{name}': allowed are none, w4, w3, mixed"):
+        plan_named(name)
+
+
+def test_plans_are_listed_by_their_own_names():
+    assert {name: plan.name for name, plan in PLANS.items()} == {name: name for name in PLANS}

@@ -16,7 +16,7 @@ def bench() -> None:
 @bench.command()
 @options.model
 @click.option("--policy", default="serial", show_default=True, help="How prefill and decode share the machine.")
-@click.option("--chunk-tokens", default=64, show_default=True, help="The most prompt tokens that a cycle prefills.")
+@click.option("--chunk-tokens", default=256, show_default=True, help="The most prompt tokens that a cycle prefills.")
 @click.option(
     "--concurrency",
     default="1,8",

@@ -7,6 +7,7 @@ import click
 
 from deepinfer_lab.cli.bench import bench
 from deepinfer_lab.cli.info import info, list_
+from deepinfer_lab.cli.kernels import kernels
 from deepinfer_lab.cli.models import fetch, generate, quantise
 from deepinfer_lab.cli.notebooks import publish, run
 from deepinfer_lab.errors import DeepInferError
@@ -39,5 +40,5 @@ def main() -> None:
     """
 
 
-for command in (generate, fetch, quantise, run, publish, bench, list_, info):
+for command in (generate, fetch, quantise, run, publish, bench, kernels, list_, info):
     main.add_command(command)

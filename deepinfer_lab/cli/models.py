@@ -68,9 +68,9 @@ def fetch(name: str) -> None:
 @click.command()
 @click.argument("model")
 @click.argument("folder", type=click.Path(file_okay=False, path_type=Path))
-@click.option("--bits", type=click.Choice(["w4", "w3", "mixed"]), default="w4", show_default=True)
-@click.option("--group", type=click.Choice(["32", "64", "128"]), default="64", show_default=True)
-def quantise(model: str, folder: Path, bits: str, group: str) -> None:
+@options.bits(choices=["w4", "w3", "mixed"])
+@options.group
+def quantise(model: str, folder: Path, bits: str, group: int) -> None:
     """Quantise MODEL once and write it to FOLDER, which every --model option then takes.
 
     MODEL is whatever the other commands' --model takes.
@@ -79,5 +79,5 @@ def quantise(model: str, folder: Path, bits: str, group: str) -> None:
     from deepinfer_lab.model.quantised import write
     from deepinfer_lab.quant.plan import plan_named
 
-    path = write(open_source(model), plan_named(bits), int(group), folder)
+    path = write(open_source(model), plan_named(bits), group, folder)
     click.echo(f"{path}: {path.stat().st_size / 1e6:.1f} MB")

@@ -16,25 +16,35 @@ MODEL_HELP = (
 )
 
 
+def bits(*, default: str = "w4", choices: list[str] | None = None) -> Callable[[Command], Command]:
+    """--bits."""
+    return click.option(
+        "--bits",
+        type=click.Choice(choices or list(PLANS)),
+        default=default,
+        show_default=True,
+        help="w4 and w3: all linear layers; mixed: MLP 3 bits, attention 4; none: as in the checkpoint.",
+    )
+
+
+def group(command: Command) -> Command:
+    """--group."""
+    return click.option(
+        "--group",
+        type=click.Choice([str(g) for g in GROUPS]),
+        default="64",
+        show_default=True,
+        callback=lambda _ctx, _param, value: int(value),
+        help="Weights along K that share one scale.",
+    )(command)
+
+
 def model(command: Command) -> Command:
     """--model, --bits, --group and --device."""
     for option in (
         click.option("--device", help="cpu, cuda or cuda:N. [default: the GPU if there is one]"),
-        click.option(
-            "--group",
-            type=click.Choice([str(g) for g in GROUPS]),
-            default="64",
-            show_default=True,
-            callback=lambda _ctx, _param, value: int(value),
-            help="Weights along K that share one scale.",
-        ),
-        click.option(
-            "--bits",
-            type=click.Choice(list(PLANS)),
-            default="w4",
-            show_default=True,
-            help="w4 and w3: all linear layers; mixed: MLP 3 bits, attention 4; none: as in the checkpoint.",
-        ),
+        group,
+        bits(),
         click.option("--model", default="smollm2-135m", show_default=True, help=MODEL_HELP),
     ):
         command = option(command)

@@ -12,6 +12,7 @@ import torch
 from deepinfer_lab.engine import admission
 from deepinfer_lab.engine.event import Event, FinishEvent, StepEvent
 from deepinfer_lab.engine.handle import Completion, RequestHandle
+from deepinfer_lab.engine.openmp import release_thread_pool
 from deepinfer_lab.engine.policy import policy_named
 from deepinfer_lab.engine.request import FinishReason, Request
 from deepinfer_lab.engine.sampling import SamplingParams
@@ -93,6 +94,7 @@ class Engine:
         self._failure: Exception | None = None
         self._commands: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="deepinfer-engine", daemon=True)
+        release_thread_pool()  # from here on, this engine's thread does the computing
         self._thread.start()
 
     @classmethod

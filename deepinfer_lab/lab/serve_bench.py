@@ -78,12 +78,13 @@ def measure(
     rival = baseline.load(spec, device) if against == "transformers" else None
     ours: dict[int, list[RunSummary]] = {load.concurrency: [] for load in loads}
     theirs: list[RunSummary] = []
-    with Server(model, config) as server:
-        for _ in bar(range(rounds), desc="rounds", unit="round"):
+    for _ in bar(range(rounds), desc="rounds", unit="round"):
+        # A server per round: while ours serves the other holds no threads, and the other way round.
+        with Server(model, config) as server:
             for load in loads:
                 ours[load.concurrency].append(summarise(server.serve(load).traces))
-            if rival is not None:
-                theirs.append(summarise(_rival_round(rival, model, loads[0])))
+        if rival is not None:
+            theirs.append(summarise(_rival_round(rival, model, loads[0])))
     for concurrency, summaries in ours.items():
         result = Measured("deepinfer-lab", model.bits, concurrency, tuple(summaries), None)
         share = model.decoder.step_bytes / (result.tpot_s * bandwidth)

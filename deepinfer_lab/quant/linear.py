@@ -3,6 +3,7 @@
 import torch
 from torch.nn import functional
 
+from deepinfer_lab.kernels import LAUNCHERS, dispatch
 from deepinfer_lab.quant.layout import PackedWeight
 
 DEQUANT_ROWS = 4096  # rows of a weight that `dequant_cublas` holds densely at a time
@@ -46,8 +47,9 @@ class DenseLinear:
 class QuantLinear:
     """A linear layer with a packed weight and an optional bias [N].
 
-    On a CPU the weight is dequantised once and the dense copy kept: the article's fallback for machines without CUDA.
-    Nothing on that path touches CuPy.
+    On a GPU, float16 activations go to the kernel that `kernels.dispatch` names for their number of rows. On a CPU the
+    weight is dequantised once and the dense copy kept: the article's fallback for machines without CUDA. Nothing on that
+    path touches CuPy.
     """
 
     def __init__(self, weight: PackedWeight, bias: torch.Tensor | None = None) -> None:
@@ -63,7 +65,11 @@ class QuantLinear:
         """x: [M, K] -> [M, N]."""
         if self._dense is not None:
             return self._dense(x)
-        return dequant_cublas(x, self.weight, self.bias)
+        weight = self.weight
+        name = dispatch.choose(weight.bits, x.shape[0], dtype=x.dtype, device_type=x.device.type)
+        if name == dispatch.FALLBACK:
+            return dequant_cublas(x, weight, self.bias)
+        return LAUNCHERS[name](x, weight.packed, weight.scales, weight.group, self.bias)
 
 
 def dequant_cublas(x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None = None) -> torch.Tensor:

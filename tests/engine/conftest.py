@@ -36,6 +36,12 @@ def tiny() -> Decoder:
 
 
 @pytest.fixture
+def own_tiny() -> Decoder:
+    """The same model, for tests that tamper with it."""
+    return tiny_decoder()
+
+
+@pytest.fixture
 def own_model() -> Decoder:
     """For tests that tamper with it. One block of 16 tokens takes 128 KiB, so that 1 MiB of cache holds 8 of them."""
     return tiny_decoder(num_layers=4, num_heads=4, num_kv_heads=4, head_dim=64)

@@ -32,7 +32,7 @@ def test_what_just_fits(prompt, new, pool):
 
 
 def test_no_prompt():
-    with pytest.raises(EmptyPrompt, match="request r7.*at least 1"):
+    with pytest.raises(EmptyPrompt, match=r"request r7.*at least 1"):
         check(0, 5)
 
 
@@ -56,10 +56,12 @@ def test_more_than_the_pool(prompt, new, total):
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("max_tokens", 0), ("max_tokens", -3), ("temperature", -0.1), ("temperature", float("nan"))]
-    + [("temperature", float("inf")), ("top_k", -1), ("top_p", 0.0), ("top_p", -0.5), ("top_p", 1.01)]
-    + [("top_p", float("nan")), ("seed", -1), ("seed", 2**64)],
-)
+    [
+        ("max_tokens", 0), ("max_tokens", -3), ("temperature", -0.1), ("temperature", float("nan")),
+        ("temperature", float("inf")), ("top_k", -1), ("top_p", 0.0), ("top_p", -0.5), ("top_p", 1.01),
+        ("top_p", float("nan")), ("seed", -1), ("seed", 2**64),
+    ],
+)  # fmt: skip
 def test_sampling_values_out_of_range(field, value):
     with pytest.raises(InvalidSampling, match=rf"{field} = {value}: allowed is"):
         SamplingParams(**{field: value})
@@ -77,9 +79,11 @@ def test_sampling_values_of_a_wrong_type(field, value):
 
 @pytest.mark.parametrize(
     "params",
-    [{"max_tokens": 1}, {"temperature": 0}, {"temperature": 1e-45}, {"top_k": 0}, {"top_p": 1}, {"top_p": 1e-9}]
-    + [{"seed": 0}, {"seed": 2**64 - 1}],
-)
+    [
+        {"max_tokens": 1}, {"temperature": 0}, {"temperature": 1e-45}, {"top_k": 0}, {"top_p": 1}, {"top_p": 1e-9},
+        {"seed": 0}, {"seed": 2**64 - 1},
+    ],
+)  # fmt: skip
 def test_sampling_values_at_the_edge(params):
     assert SamplingParams(**params) == SamplingParams(**params)
 
@@ -92,7 +96,7 @@ def test_settings_below_one(field, value):
 
 
 def test_unknown_policy(tiny):
-    with pytest.raises(SettingError, match="policy 'fast': allowed are .*serial"):
+    with pytest.raises(SettingError, match=r"policy 'fast': allowed are .*serial"):
         Engine(tiny, config=EngineConfig(policy="fast", kv_cache_mib=1))
 
 
@@ -123,7 +127,7 @@ def test_refusals_are_counted_by_reason_and_harm_nobody(tiny, wait_for):
 def test_pool_overflow_through_the_engine(own_model, wait_for):
     with Engine(own_model, config=EngineConfig(kv_cache_mib=1)) as engine:
         assert engine.kv.num_blocks * engine.kv.block_size == 128
-        with pytest.raises(PoolOverflow, match="100 prompt tokens.*max_tokens 30 = 130"):
+        with pytest.raises(PoolOverflow, match=r"100 prompt tokens.*max_tokens 30 = 130"):
             engine.submit([1] * 100, SamplingParams(max_tokens=30))
         (done,) = wait_for(lambda: engine.generate([[1] * 100], SamplingParams(max_tokens=29)))
         assert len(done.tokens) == 29

@@ -2,14 +2,15 @@
 
 import dataclasses
 import platform
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
 import torch
 import transformers
+from torch.nn.functional import cross_entropy
 
 from deepinfer_lab.engine.engine import Engine, EngineConfig
+from deepinfer_lab.engine.request import FinishReason
 from deepinfer_lab.engine.sampling import SamplingParams
 from deepinfer_lab.kv.pool import KVPool
 from deepinfer_lab.metrics.quality import teacher_forced
@@ -33,9 +34,17 @@ TEXTS = [
 
 @dataclasses.dataclass(frozen=True)
 class Reference:
-    """What transformers computes: greedy tokens and last-token logits for each prompt, and the text's likelihoods."""
+    """What transformers computes.
+
+    Attributes:
+        greedy: for each prompt, its likeliest next token after the prompt and after each token of our answer. Where that is
+            our answer again then, by induction, our answer is its greedy one, at a tenth of the time of generating it.
+        generated: what its own `generate` says to the first prompt.
+        logits: after each prompt. nll, top1: of the text, as in `TeacherForced`.
+    """
 
     greedy: list[list[int]]
+    generated: list[int]
     logits: list[torch.Tensor]
     nll: np.ndarray
     top1: np.ndarray
@@ -58,51 +67,73 @@ def text_tokens(loaded: LoadedModel) -> list[int]:
     return loaded.tokenizer.encode(reference_text()[: 8 * TEXT_TOKENS])[:TEXT_TOKENS]
 
 
+def answers(loaded: LoadedModel, prompts: list[list[int]], chunk: int, batch: int, new: int) -> list[list[int]]:
+    config = EngineConfig(chunk_tokens=chunk, max_batch=batch, kv_cache_mib=64)
+    with Engine(loaded.decoder, loaded.tokenizer, config) as engine:
+        done = engine.generate(prompts, SamplingParams(max_tokens=new, ignore_eos=True))
+    return [list(completion.tokens) for completion in done]
+
+
 @pytest.fixture(scope="module")
-def reference(smollm2_path, prompts, text_tokens) -> Iterator[Reference]:
+def ours(loaded, prompts) -> list[list[int]]:
+    return answers(loaded, prompts, chunk=256, batch=8, new=NEW_TOKENS)
+
+
+@pytest.fixture(scope="module")
+def reference(smollm2_path, prompts, text_tokens, ours) -> Reference:
     model = transformers.AutoModelForCausalLM.from_pretrained(
         smollm2_path.parent, gguf_file=smollm2_path.name, dtype=torch.float32
     ).eval()
     greedy, logits, nll, top1 = [], [], [], []
     with torch.inference_mode():
-        for prompt in prompts:
-            out = model(torch.tensor([prompt]), use_cache=True)
-            logits.append(out.logits[0, -1])
-            tokens = [int(out.logits[0, -1].argmax())]
-            while len(tokens) < NEW_TOKENS:
-                out = model(torch.tensor([tokens[-1:]]), past_key_values=out.past_key_values, use_cache=True)
-                tokens.append(int(out.logits[0, -1].argmax()))
-            greedy.append(tokens)
+        for prompt, answer in zip(prompts, ours, strict=True):
+            rows = model(torch.tensor([prompt + answer[:-1]])).logits[0, len(prompt) - 1 :]
+            logits.append(rows[0])
+            greedy.append(rows.argmax(dim=-1).tolist())
+        first = torch.tensor(prompts[:1])
+        generated = model.generate(first, attention_mask=torch.ones_like(first), max_new_tokens=24, do_sample=False)
         for start in range(0, TEXT_TOKENS, WINDOW):
             window = torch.tensor(text_tokens[start : start + WINDOW])
-            logs = model(window[None]).logits[0, :-1].log_softmax(dim=-1)
-            nll.append(-logs.gather(1, window[1:, None])[:, 0].double().numpy())
-            top1.append(logs.argmax(dim=-1).numpy())
-    return Reference(greedy, logits, np.concatenate(nll), np.concatenate(top1))
+            rows = model(window[None]).logits[0, :-1]
+            nll.append(cross_entropy(rows, window[1:], reduction="none").double().numpy())
+            top1.append(rows.argmax(dim=-1).numpy())
+    return Reference(greedy, generated[0, first.shape[1] :].tolist(), logits, np.concatenate(nll), np.concatenate(top1))
 
 
-@pytest.mark.parametrize("chunk", [1, 7, 64, 256])
-@pytest.mark.parametrize("company", ["alone", "together"])
-def test_greedy_tokens(loaded, prompts, reference, chunk, company):
-    params = SamplingParams(max_tokens=NEW_TOKENS, ignore_eos=True)
-    config = EngineConfig(chunk_tokens=chunk, max_batch=1 if company == "alone" else 8, kv_cache_mib=64)
-    with Engine(loaded.decoder, loaded.tokenizer, config) as engine:
-        done = engine.generate(prompts, params)
-    assert [list(completion.tokens) for completion in done] == reference.greedy
+def test_greedy_tokens_are_those_of_transformers(ours, reference):
+    assert ours == reference.greedy
 
 
-def test_outputs_are_worth_comparing(loaded, reference):
+def test_greedy_tokens_are_those_that_transformers_generates(ours, reference):
+    assert reference.generated
+    assert ours[0][: len(reference.generated)] == reference.generated
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 64])
+def test_together_in_chunks(loaded, prompts, reference, chunk):
+    assert answers(loaded, prompts, chunk, batch=8, new=NEW_TOKENS) == reference.greedy
+
+
+@pytest.mark.parametrize(("chunk", "new"), [(256, NEW_TOKENS), (64, 16), (7, 16), (1, 16)])
+def test_alone_in_chunks(loaded, prompts, reference, chunk, new):
+    """Chunks only shape what the prompt leaves in the cache: after 16 tokens a difference there would have shown."""
+    assert answers(loaded, prompts, chunk, batch=1, new=new) == [tokens[:new] for tokens in reference.greedy]
+
+
+def test_answers_are_worth_comparing(loaded, reference):
     assert all(len(set(tokens)) >= 8 for tokens in reference.greedy)
     assert any(loaded.tokenizer.eos_ids & set(tokens) for tokens in reference.greedy)
 
 
-def test_stopping_where_transformers_generates_its_end_token(loaded, prompts, reference):
+def test_an_answer_stops_with_its_end_token(loaded, prompts, reference):
     eos_ids = loaded.tokenizer.eos_ids
+    ending = [(p, tokens) for p, tokens in zip(prompts, reference.greedy, strict=True) if eos_ids & set(tokens)]
     with Engine(loaded.decoder, loaded.tokenizer, EngineConfig(kv_cache_mib=64)) as engine:
-        done = engine.generate(prompts, SamplingParams(max_tokens=NEW_TOKENS))
-    for completion, tokens in zip(done, reference.greedy, strict=True):
-        ends = [place for place, token in enumerate(tokens) if token in eos_ids]
-        assert list(completion.tokens) == tokens[: ends[0] + 1 if ends else None]
+        done = engine.generate([prompt for prompt, _ in ending], SamplingParams(max_tokens=NEW_TOKENS))
+    for completion, (_, tokens) in zip(done, ending, strict=True):
+        place = next(i for i, token in enumerate(tokens) if token in eos_ids)
+        assert list(completion.tokens) == tokens[: place + 1]
+        assert completion.reason is FinishReason.STOP
 
 
 def relative(ours: torch.Tensor, theirs: torch.Tensor) -> float:
@@ -115,10 +146,10 @@ def test_logits(loaded, prompts, reference):
     spans = [Span(prompt, 0, [i, 23 - i, 8 + i][: -(-len(prompt) // 16)]) for i, prompt in enumerate(prompts)]
     with torch.inference_mode():
         together = decoder.forward(StepInput.build(spans, 16, decoder.device), pool)
-        for span, row, theirs in zip(spans, together, reference.logits, strict=True):
-            alone = decoder.forward(StepInput.build([span], 16, decoder.device), pool)[0]
-            assert relative(row, theirs) < 1e-4
-            assert relative(alone, theirs) < 1e-4
+        alone = decoder.forward(StepInput.build(spans[:1], 16, decoder.device), pool)
+    assert relative(alone[0], reference.logits[0]) < 1e-4
+    for row, theirs in zip(together, reference.logits, strict=True):
+        assert relative(row, theirs) < 1e-4
 
 
 def test_perplexity(loaded, text_tokens, reference):

@@ -10,7 +10,7 @@ from deepinfer_lab.engine.engine import Engine, EngineConfig
 from deepinfer_lab.engine.event import FinishEvent, StepEvent, TokenEvent
 from deepinfer_lab.engine.request import FinishReason
 from deepinfer_lab.engine.sampling import SamplingParams
-from deepinfer_lab.errors import DuplicateRequest, EngineClosed, EmptyPrompt
+from deepinfer_lab.errors import DuplicateRequest, EmptyPrompt, EngineClosed
 
 SMALL = EngineConfig(kv_cache_mib=1, chunk_tokens=4)
 PROMPTS = [[1, 2, 3], list(range(40, 61)), [200], list(range(16))]
@@ -56,7 +56,9 @@ def test_seeded_sampling_alone_and_in_company(tiny, wait_for):
     hot = SamplingParams(max_tokens=10, temperature=1.0, seed=77)
     with Engine(tiny, config=SMALL) as engine:
         (alone,) = wait_for(lambda: engine.generate([PROMPTS[1]], hot))
-        others = [engine.submit(p, SamplingParams(max_tokens=20, temperature=1.3, seed=i)) for i, p in enumerate(PROMPTS)]
+        others = [
+            engine.submit(p, SamplingParams(max_tokens=20, temperature=1.3, seed=i)) for i, p in enumerate(PROMPTS)
+        ]
         (together,) = wait_for(lambda: engine.generate([PROMPTS[1]], hot))
         for other in others:
             wait_for(lambda other=other: engine.collect(other))
@@ -93,7 +95,11 @@ def test_streamed_text_is_the_generated_text_when_it_ends_early(tiny, byte_token
     with Engine(tiny, byte_tokenizer(), SMALL) as engine:
         (free,) = wait_for(lambda: engine.generate(["hello"], SamplingParams(**hot)))
     tokenizer = byte_tokenizer()
-    place = next(i for i in range(2, 19) if free.tokens[i] not in free.tokens[:i] and tokenizer.decode([free.tokens[i]]) != "\ufffd")
+    place = next(
+        i
+        for i in range(2, 19)
+        if free.tokens[i] not in free.tokens[:i] and tokenizer.decode([free.tokens[i]]) != "\ufffd"
+    )
     params = SamplingParams(**hot, ignore_eos=ignore_eos)
     with Engine(tiny, byte_tokenizer([free.tokens[place]]), SMALL) as engine:
         (done,) = wait_for(lambda: engine.generate(["hello"], params))
@@ -111,7 +117,7 @@ def test_leaving_a_stream_early_cancels(own_model, byte_tokenizer, wait_for, gat
         assert wait_for(lambda: next(stream))
         stream.close()
         wait_for(lambda: engine.generate([[1]], SamplingParams(max_tokens=1)))
-    first = [event for event in events if isinstance(event, FinishEvent)][0]
+    first = next(event for event in events if isinstance(event, FinishEvent))
     assert first.reason is FinishReason.CANCELLED
     assert sum(isinstance(event, TokenEvent) for event in events) < 101
 

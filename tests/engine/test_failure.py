@@ -79,7 +79,7 @@ def test_everything_afterwards_says_that_it_died(own_model, wait_for, gate):
     with pytest.raises(EngineClosed):
         wait_for(lambda: engine.collect(handle))
     for call in (engine.status, lambda: engine.submit([1]), lambda: engine.generate([[1]])):
-        with pytest.raises(EngineClosed, match="died: .*out of memory, say"):
+        with pytest.raises(EngineClosed, match=r"died: .*out of memory, say"):
             wait_for(call)
     wait_for(engine.close)
 

@@ -1,5 +1,6 @@
 """Sampling: right in distribution, and a function of (logits, params, position) alone."""
 
+import itertools
 import math
 
 import pytest
@@ -30,7 +31,9 @@ def assert_follows(observed: list[int], expected: list[float]) -> None:
 
 def test_greedy_takes_the_likeliest():
     many = logits(20)
-    assert sample(many, [SamplingParams()] * 20, list(range(20))) == [row.tolist().index(max(row.tolist())) for row in many]
+    assert sample(many, [SamplingParams()] * 20, list(range(20))) == [
+        row.tolist().index(max(row.tolist())) for row in many
+    ]
 
 
 def test_greedy_ignores_everything_else():
@@ -86,7 +89,9 @@ def test_top_k_keeps_k():
     assert_follows(counts({"temperature": 1.0, "top_k": 3}, row), kept.softmax(0).tolist())
 
 
-@pytest.mark.parametrize(("top_p", "kept"), [(0.39, [3]), (0.41, [1, 3]), (0.69, [1, 3]), (0.71, [0, 1, 3]), (1.0, [0, 1, 2, 3])])
+@pytest.mark.parametrize(
+    ("top_p", "kept"), [(0.39, [3]), (0.41, [1, 3]), (0.69, [1, 3]), (0.71, [0, 1, 3]), (1.0, [0, 1, 2, 3])]
+)
 def test_top_p_keeps_the_smallest_set_that_reaches_p(top_p, kept):
     probabilities = torch.tensor([0.2, 0.3, 0.1, 0.4])
     observed = counts({"temperature": 1.0, "top_p": top_p}, probabilities.log())
@@ -96,7 +101,9 @@ def test_top_p_keeps_the_smallest_set_that_reaches_p(top_p, kept):
 
 def test_top_k_comes_before_top_p():
     """Of 0.4, 0.3, 0.2, 0.1 top_k = 2 leaves 0.57 and 0.43; top_p = 0.5 then keeps the first alone."""
-    observed = counts({"temperature": 1.0, "top_k": 2, "top_p": 0.5}, torch.tensor([0.2, 0.3, 0.1, 0.4]).log(), draws=200)
+    observed = counts(
+        {"temperature": 1.0, "top_k": 2, "top_p": 0.5}, torch.tensor([0.2, 0.3, 0.1, 0.4]).log(), draws=200
+    )
     assert observed == [0, 0, 0, 200]
 
 
@@ -149,7 +156,7 @@ def test_uniform_is_uniform_and_uncorrelated(vary):
     assert len(set(draws)) == len(draws)
     mean = sum(draws) / len(draws)
     assert abs(mean - 0.5) < 5 / math.sqrt(12 * len(draws))
-    neighbours = sum((a - mean) * (b - mean) for a, b in zip(draws, draws[1:], strict=False)) / len(draws) * 12
+    neighbours = sum((a - mean) * (b - mean) for a, b in itertools.pairwise(draws)) / len(draws) * 12
     assert abs(neighbours) < 5 / math.sqrt(len(draws))
 
 

@@ -350,3 +350,28 @@ def test_cancelling_while_waiting_takes_no_blocks(tiny):
     assert bench.run().reasons == {"b": [FinishReason.CANCELLED], "a": [FinishReason.LENGTH]}
     assert "b" not in bench.outputs
     assert bench.all_blocks_come_back()
+
+
+@pytest.mark.parametrize("live", [False, True])
+def test_a_request_that_overflows_harms_no_other(tiny, own_tiny, live):
+    """It leaves NaN in its blocks. To mask them is not enough where a weight of 0 still meets them: 0 * NaN is NaN."""
+    own_tiny._embed[255] = float("nan")
+    bad = Request("bad", (255,) * 9, SamplingParams(max_tokens=30 if live else 2))
+    good = [
+        Request("short", (1, 2, 3), SamplingParams(max_tokens=5)),
+        Request("long", (7,) * 18, SamplingParams(max_tokens=9)),
+    ]
+    expected, found = Bench(tiny), Bench(own_tiny, blocks=24)
+    expected.add(*good)
+    expected.run()
+    assert not any(255 in tokens for tokens in expected.outputs.values())
+    found.add(bad)
+    if not live:
+        found.run()
+        found.scheduler.allocator.reclaim()
+        held = found.scheduler.allocator.allocate(21)  # so that what comes next gets the blocks that `bad` had
+        found.scheduler.allocator.release(held, [])
+        found.scheduler.allocator.reclaim()
+    found.add(*good)
+    found.run()
+    assert {name: found.outputs[name] for name in ("short", "long")} == expected.outputs

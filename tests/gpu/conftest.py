@@ -96,14 +96,20 @@ class Problem:
         return out if self.bias is None else out + self.bias.float()
 
     def check(self, name: str) -> None:
-        """Relative error below 2e-3 and cosine above 0.99999 against the reference."""
+        """Relative error below 2e-3 against the reference and, where there are enough outputs to tell, cosine above 0.99999.
+
+        The error is relative to the reference's norm or to that of its terms added with random signs, whichever is larger:
+        a handful of outputs can cancel to almost nothing, which says nothing about the kernel.
+        """
         out, reference = self.run(name).float(), self.reference()
         label = f"{name} {tuple(self.x.shape)} x {self.weight.n}, group {self.weight.group}"
         assert not out.isnan().any(), f"{label}: an output was not written"
-        error = ((out - reference).norm() / reference.norm()).item()
-        cosine = torch.nn.functional.cosine_similarity(out.flatten(), reference.flatten(), dim=0).item()
+        terms = (self.x.float().square() @ self.weight.dequantise(torch.float32).square().T).sum().sqrt()
+        error = ((out - reference).norm() / torch.maximum(reference.norm(), terms)).item()
         assert error < 2e-3, f"{label}: relative error {error}"
-        assert cosine > 0.99999, f"{label}: cosine {cosine}"
+        if out.numel() >= 64:
+            cosine = torch.nn.functional.cosine_similarity(out.flatten(), reference.flatten(), dim=0).item()
+            assert cosine > 0.99999, f"{label}: cosine {cosine}"
 
 
 @pytest.fixture

@@ -52,7 +52,12 @@ def test_summary_by_hand():
 @pytest.mark.parametrize("traces", [[], [REFUSED], [BROKEN], [REFUSED, BROKEN]])
 def test_nothing_that_ended_well(traces):
     summary = summarise(traces)
-    assert (summary.requests, summary.errors, summary.output_tokens, summary.output_tokens_per_s) == (0, len(traces), 0, 0.0)
+    assert (summary.requests, summary.errors, summary.output_tokens, summary.output_tokens_per_s) == (
+        0,
+        len(traces),
+        0,
+        0.0,
+    )
     assert (summary.ttft, summary.tpot, summary.itl, summary.e2e) == (None,) * 4
 
 

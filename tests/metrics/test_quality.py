@@ -44,9 +44,11 @@ def direct(model: Decoder, tokens: list[int], window: int) -> tuple[list[float],
 @pytest.mark.parametrize("chunk", [3, 16, 256])
 @pytest.mark.parametrize(
     ("count", "window"),
-    [(2, 2), (3, 2), (2, 512), (9, 4), (12, 4), (49, 16), (48, 16), (33, 32), (100, 37), (256, 512), (257, 512), (258, 512)]
-    + [(513, 512), (300, 257)],
-)
+    [
+        (2, 2), (3, 2), (2, 512), (9, 4), (12, 4), (49, 16), (48, 16), (33, 32), (100, 37), (256, 512), (257, 512),
+        (258, 512), (513, 512), (300, 257),
+    ],
+)  # fmt: skip
 def test_every_position_once(model, monkeypatch, chunk, count, window):
     monkeypatch.setattr(quality, "CHUNK", chunk)
     tokens = TOKENS[:count]
@@ -67,9 +69,11 @@ def test_windows_do_not_see_each_other(model):
 
 @pytest.mark.parametrize(
     ("count", "window", "values"),
-    [(10, 1, "window 1 over 10"), (10, 0, "window 0"), (10, -4, "window -4"), (600, 513, "window 513 over 600")]
-    + [(1, 16, "over 1 tokens"), (0, 16, "over 0 tokens")],
-)
+    [
+        (10, 1, "window 1 over 10"), (10, 0, "window 0"), (10, -4, "window -4"), (600, 513, "window 513 over 600"),
+        (1, 16, "over 1 tokens"), (0, 16, "over 0 tokens"),
+    ],
+)  # fmt: skip
 def test_windows_that_are_not_allowed(model, count, window, values):
     with pytest.raises(SettingError, match=f"{values}.*2 to 512.*at least 2 tokens"):
         teacher_forced(model, TOKENS[:count], window)

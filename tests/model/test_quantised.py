@@ -80,7 +80,9 @@ def test_writing_again_what_is_quantised_already(tmp_path):
 
 
 def test_the_tokenizer_comes_along(tmp_path):
-    backend = tokenizers.Tokenizer(tokenizers.models.BPE(vocab={c: i for i, c in enumerate(byte_vocabulary())}, merges=[]))
+    backend = tokenizers.Tokenizer(
+        tokenizers.models.BPE(vocab={c: i for i, c in enumerate(byte_vocabulary())}, merges=[])
+    )
     backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = tokenizers.decoders.ByteLevel()
     tokenizer = Tokenizer(backend, eos_ids=[7, 3], chat_template="{{ messages[0].content }}!")
@@ -126,7 +128,7 @@ def test_a_group_that_does_not_divide(tmp_path):
 def test_a_dense_tensor_that_is_missing(tmp_path, missing):
     quantised.write(DenseSource(), plan_named("w4"), 64, tmp_path)
     rewrite(tmp_path / quantised.FILE, lambda tensors, _metadata: tensors.pop(missing))
-    with pytest.raises(CheckpointError, match=f"lacks the tensor {missing}"):
+    with pytest.raises(CheckpointError, match=missing):
         load_model(str(tmp_path), bits="w4", device="cpu")
 
 
@@ -166,7 +168,9 @@ def test_a_header_without(tmp_path, key):
         quantised.QuantisedSource(tmp_path)
 
 
-@pytest.mark.parametrize("config", ["", "{", "[]", "3", '"x"', "{}", '{"rope_scaling": null}', '{"rope_scaling": {"a": 1}}'])
+@pytest.mark.parametrize(
+    "config", ["", "{", "[]", "3", '"x"', "{}", '{"rope_scaling": null}', '{"rope_scaling": {"a": 1}}']
+)
 def test_a_config_that_is_none(tmp_path, config):
     quantised.write(DenseSource(), plan_named("w4"), 64, tmp_path)
     rewrite(tmp_path / quantised.FILE, lambda _tensors, metadata: metadata.update(config=config))

@@ -144,9 +144,11 @@ def test_concatenate_refuses_what_differs(other):
 
 @pytest.mark.parametrize(
     ("k", "group", "divides"),
-    [(96, 64, "groups that divide it: 32$"), (192, 128, "groups that divide it: 32, 64$"), (576, 128, "32, 64$")]
-    + [(100, 64, "none of 32, 64, 128 divides it"), (0, 32, "none of"), (-64, 32, "none of"), (16, 32, "none of")],
-)
+    [
+        (96, 64, "groups that divide it: 32$"), (192, 128, "groups that divide it: 32, 64$"), (576, 128, "32, 64$"),
+        (100, 64, "none of 32, 64, 128 divides it"), (0, 32, "none of"), (-64, 32, "none of"), (16, 32, "none of"),
+    ],
+)  # fmt: skip
 def test_k_that_its_group_does_not_divide(k, group, divides):
     with pytest.raises(QuantisationError, match=f"K = {k} .*group {group}.*{divides}"):
         check_shape(k, 4, group)
@@ -166,9 +168,11 @@ def test_groups_without_a_layout(group):
 
 @pytest.mark.parametrize(
     ("name", "shape", "expected"),
-    [("packed", (3, 48), r"\(3, 64\)"), ("packed", (2, 64), r"\(3, 64\)"), ("packed", (192,), r"\(3, 64\)")]
-    + [("scales", (3, 2), r"\(3, 4\)"), ("scales", (4, 3), r"\(3, 4\)")],
-)
+    [
+        ("packed", (3, 48), r"\(3, 64\)"), ("packed", (2, 64), r"\(3, 64\)"), ("packed", (192,), r"\(3, 64\)"),
+        ("scales", (3, 2), r"\(3, 4\)"), ("scales", (4, 3), r"\(3, 4\)"),
+    ],
+)  # fmt: skip
 def test_tensors_that_do_not_fit(name, shape, expected):
     tensors = {"packed": torch.zeros(3, 64, dtype=torch.uint8), "scales": torch.ones(3, 4, dtype=torch.float16)}
     tensors[name] = torch.zeros(shape, dtype=tensors[name].dtype)

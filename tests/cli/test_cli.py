@@ -1,0 +1,111 @@
+"""The command line, from the outside."""
+
+import json
+import re
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner, Result
+
+from deepinfer_lab.cli import main
+
+README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(main, list(arguments))
+
+
+def commands(group: click.Group = main, prefix: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
+    found = []
+    for name, command in group.commands.items():
+        found.append((*prefix, name))
+        if isinstance(command, click.Group):
+            found += commands(command, (*prefix, name))
+    return found
+
+
+@pytest.mark.parametrize("command", commands(), ids=" ".join)
+def test_help_explains_every_command_and_every_option(command):
+    result = run(*command, "--help")
+    assert result.exit_code == 0
+    found = main
+    for name in command:
+        found = found.commands[name]
+    assert found.help
+    assert all(option.help for option in found.params if isinstance(option, click.Option))
+
+
+def test_readme_uses_only_commands_that_exist():
+    asked = set(re.findall(r"deepinfer-lab ([a-z]+)", README))
+    assert asked <= set(main.commands)
+    assert {"generate", "bench", "run", "publish", "list", "info"} <= asked
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["generate", "hello", "--model", "nope"], ["'nope'", "smollm2-135m", ".gguf"]),
+        (["generate", "hello", "--model", "synthetic:nope"], ["synthetic:nope", "synthetic:qwen2.5-3b"]),
+        (["generate", "hello", "--bits", "w5"], ["w5", "w4", "mixed"]),
+        (["generate", "hello", "--device", "tpu"], ["tpu", "cpu", "cuda"]),
+        (["generate", "hello", "--model", "synthetic:tiny", "--group", "128"], ["K = 64", "128"]),
+        (["generate", "hello", "--model", "synthetic:tiny", "--bits", "none"], ["no tokenizer"]),
+        (["generate", "hello", "--max-tokens", "0"], ["max_tokens = 0", "at least 1"]),
+        (["generate", "hello", "--temperature", "-1"], ["temperature = -1"]),
+        (["generate", "hello", "--top-p", "1.5"], ["top_p = 1.5", "at most 1"]),
+        (["run", "--param", "concurrency"], ["concurrency", "name=value"]),
+        (["run", "--only", "99"], ["99", "00_serve_a_real_model"]),
+        (["run", "--only", "00", "--param", "speed=3"], ["speed", "concurrency"]),
+        (["run", "--only", "00", "--param", "prompt_tokens=many"], ["prompt_tokens", "many"]),
+        (["bench", "serve", "--concurrency", "0"], ["'0'", "1 or more"]),
+        (["bench", "serve", "--rounds", "0"], ["0", "1 or more"]),
+        (["bench", "serve", "--policy", "fastest"], ["fastest", "serial"]),
+        (["bench", "serve", "--prompt-tokens", "0"], ["prompt-tokens 0", "1 or more"]),
+        (["kernels", "--arch", "sm_1"], ["sm_1", "sm_90"]),
+        (["kernels", "--explain", "4,16"], ["4,16", "four"]),
+    ],
+    ids=lambda value: " ".join(value) if value and value[0] in main.commands else "",
+)
+def test_bad_input_is_one_line_that_names_the_value_and_what_is_allowed(arguments, said):
+    result = run(*arguments)
+    assert result.exit_code in (1, 2)
+    assert not isinstance(result.exception, Exception) or isinstance(result.exception, SystemExit)
+    for part in said:
+        assert part in result.output
+
+
+def test_an_empty_prompt_is_refused(smollm2_path):
+    result = run("generate", "", "--raw")
+    assert result.exit_code == 1
+    assert "holds no tokens" in result.output
+
+
+def test_generate_answers(smollm2_path):
+    result = run("generate", "What is the capital of France?", "--max-tokens", "12")
+    assert result.exit_code == 0
+    assert "Paris" in result.output
+
+
+def test_quantise_writes_a_folder_that_loads_and_refuses_other_bits(tmp_path):
+    folder = str(tmp_path / "tiny-w3")
+    done = run("quantise", "synthetic:tiny", folder, "--bits", "w3", "--group", "32")
+    assert done.exit_code == 0
+    assert "quantised.safetensors" in done.output
+    refused = run("generate", "x", "--model", folder, "--bits", "w4", "--group", "32")
+    assert refused.exit_code == 1
+    assert "3 bits" in refused.output
+    assert "w3" in refused.output
+
+
+def test_list_and_info_name_what_there_is():
+    listing = run("list").output
+    for name in ("00_serve_a_real_model", "serve_real_model", "few_bits", "smollm2-135m", "serial"):
+        assert name in listing
+    facts = json.loads(run("info", "--json").output)
+    assert {"device", "torch", "python", "records", "model cache"} <= facts.keys()
+
+
+def test_explain_says_which_kernel_and_why():
+    assert "w4_tiled_gemm" in run("kernels", "--explain", "4,16,5632,2048").output

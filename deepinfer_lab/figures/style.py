@@ -33,6 +33,8 @@ FINGERPRINT = re.compile(r"table ([A-Za-z0-9_-]+): (\d+) rows x (\d+) columns, s
 @contextmanager
 def style() -> Iterator[None]:
     """Draw in the project's style inside this block; matplotlib's settings are put back after it."""
+    # Load the backend now: Jupyter's turns `interactive` on as it loads, and loaded inside it would be turned off again.
+    plt.switch_backend(matplotlib.get_backend())
     with (
         sns.axes_style("whitegrid"),
         sns.plotting_context("notebook", font_scale=1.05),

@@ -113,13 +113,13 @@ def one_parameters_cell(notebook: NotebookNode) -> list[str]:
 
 
 def pictures_have_fingerprints(notebook: NotebookNode) -> list[str]:
-    """A cell that shows pictures prints one fingerprint line a picture: pictures are not compared, their tables are."""
+    """A cell prints one fingerprint line for each picture that it shows: pictures are not compared, their tables are."""
     complaints = []
     for where, cell in _code(notebook):
         pictures = sum(any(mime.startswith("image/") for mime in output.get("data", {})) for output in cell.outputs)
         text = "".join(output.text for output in cell.outputs if output.output_type == "stream")
         lines = sum(FINGERPRINT.fullmatch(line) is not None for line in text.splitlines())
-        if pictures > lines:
+        if pictures != lines:
             complaints.append(f"{where} shows {pictures} picture(s) but prints {lines} table fingerprint(s)")
     return complaints
 

@@ -123,7 +123,7 @@ def test_outputs_vary(alone):
     batch=st.integers(1, 8),
     blocks=st.integers(8, 40),
 )
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=20)
 def test_tokens_depend_on_nothing_but_the_request(tiny, alone, order, arrivals, chunk, batch, blocks):
     bench = Bench(tiny, blocks=blocks, chunk=chunk, batch=batch)
     for cycle in range(max(arrivals) + 1):
@@ -136,7 +136,7 @@ def test_tokens_depend_on_nothing_but_the_request(tiny, alone, order, arrivals, 
 
 
 @given(data=st.data(), chunk=st.sampled_from((1, 3, 8)), batch=st.integers(1, 5), blocks=st.integers(7, 20))
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=25)
 def test_cancelling_at_any_time_disturbs_nobody(tiny, alone, data, chunk, batch, blocks):
     bench, cancelled = Bench(tiny, blocks=blocks, chunk=chunk, batch=batch), set()
     bench.add(*MIXED)

@@ -3,7 +3,7 @@
 import pandas as pd
 from matplotlib.axes import Axes
 
-from deepinfer_lab.figures.style import PALETTE, label
+from deepinfer_lab.figures.style import PALETTE, label, log_axis
 
 
 def draw_size_and_perplexity(axes: Axes, table: pd.DataFrame) -> None:
@@ -21,8 +21,8 @@ def draw_size_and_perplexity(axes: Axes, table: pd.DataFrame) -> None:
             xytext=(0, 12),
             ha="center",
         )
-    axes.set_yscale("log")
-    axes.set_xscale("log")
+    log_axis(axes.xaxis)
+    log_axis(axes.yaxis)
     axes.margins(0.2, 0.25)
     axes.grid(which="minor", alpha=0.4)
     label(axes, "Size against perplexity", "linear layers (MB, log scale)", "perplexity (log scale)")

@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
-from deepinfer_lab.figures.style import label
+from deepinfer_lab.figures.style import label, log_axis
 
 
 def itl_table(requests: pd.DataFrame, by: str) -> pd.DataFrame:
@@ -28,7 +28,7 @@ def draw_itl_ecdf(axes: Axes, table: pd.DataFrame, by: str) -> None:
     """Empirical distribution of inter-token latency, one line per value of `by`, on a logarithmic axis."""
     for key, group in table.groupby(by):
         axes.step(group["itl_ms"], group["share"], where="post", label=f"{by} {key}", linewidth=2)
-    axes.set_xscale("log")
+    log_axis(axes.xaxis, subs=(1, 1.5, 2, 3, 4, 6, 8))
     axes.set_ylim(0, 1.02)
     axes.legend(loc="lower right")
     label(axes, "Inter-token latency", "gap between tokens (ms, log scale)", "share of gaps no longer")

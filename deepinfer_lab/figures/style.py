@@ -14,7 +14,9 @@ import numpy as np
 import pandas as pd
 import seaborn as sns
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from deepinfer_lab.errors import SettingError
 
@@ -76,6 +78,19 @@ def label(axes: Axes, title: str, x: str, y: str) -> None:
     """Title and axis labels. A label names its unit, such as "inter-token latency (ms)"."""
     axes.set_title(title, loc="left")
     axes.set(xlabel=x, ylabel=y)
+
+
+def log_axis(axis: Axis, subs: tuple[float, ...] = (1, 2, 5)) -> None:
+    """Make an axis logarithmic, labelled with plain numbers (20, 50, 100) rather than powers of ten.
+
+    Args:
+        axis: `axes.xaxis` or `axes.yaxis`.
+        subs: which multiples of each power of ten get a label.
+    """
+    axis.axes.set(**{f"{axis.axis_name}scale": "log"})
+    axis.set_major_locator(LogLocator(subs=subs))
+    axis.set_major_formatter(FuncFormatter(lambda value, _position: f"{value:g}"))
+    axis.set_minor_formatter(NullFormatter())
 
 
 def save(fig: Figure, folder: Path, name: str) -> Path:

@@ -47,7 +47,7 @@ served = experiment.obtain(
         "output_tokens": output_tokens,
     },
 )
-rows = served.frame()
+rows = served.frame().astype({"concurrency": "Int64", "tokens": "Int64"})  # not every row has them
 print(experiment.banner(served))
 
 # %% [markdown]

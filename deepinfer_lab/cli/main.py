@@ -1,7 +1,6 @@
 """The command group, and how errors reach the user."""
 
 import sys
-from importlib.metadata import version
 
 import click
 
@@ -27,7 +26,7 @@ class _Group(click.Group):
 
 
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
-@click.version_option(version("deepinfer-lab"))
+@click.version_option(package_name="deepinfer-lab")
 def main() -> None:
     """A laboratory for few-bit LLM inference on one GPU.
 

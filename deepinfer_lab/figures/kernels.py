@@ -32,7 +32,7 @@ def look(kernel: str) -> dict[str, str]:
 
 
 def draw_speedups(axes: Axes, table: pd.DataFrame, title: str) -> None:
-    """Horizontal bars, one group a shape, one bar a source; the line at 1 is the baseline.
+    """Horizontal bars from 1, to the right where faster and to the left where slower: one group a shape, one bar a source.
 
     Args:
         table: columns shape, source, speedup; sources in the order of their first rows, the article's first.
@@ -43,10 +43,11 @@ def draw_speedups(axes: Axes, table: pd.DataFrame, title: str) -> None:
         found = table[table["source"] == source].set_index("shape")["speedup"].reindex(shapes)
         y = np.arange(len(shapes)) + (number - (len(sources) - 1) / 2) * high
         colour = PUBLISHED if number == 0 else PALETTE[number - 1]
-        axes.barh(y, found, height=high * 0.9, color=colour, label=source)
+        axes.barh(y, found - 1, left=1, height=high * 0.9, color=colour, label=source)
         for at, value in zip(y, found, strict=True):
             if np.isfinite(value):
-                axes.text(value * 1.03, at, f"{value:.2f}x", va="center", fontsize=9)
+                side, beside = ("left", 1.03) if value >= 1 else ("right", 1 / 1.03)
+                axes.text(value * beside, at, f"{value:.2f}x", va="center", ha=side, fontsize=9)
     axes.axvline(1.0, color="black", linewidth=1)
     axes.set_xscale("log")
     axes.set_xlim(min(0.3, table["speedup"].min() * 0.7), table["speedup"].max() * 1.8)
@@ -65,6 +66,9 @@ def draw_crossover(axes: Axes, table: pd.DataFrame, title: str) -> None:
         table: columns m, kernel, us, floor_us; floor_us of a kernel that reads few-bit weights is drawn.
     """
     _lines(axes, table, "m")
+    axes.set_yscale("log")
+    axes.grid(which="minor", axis="y", alpha=0.3)
+    _plain_numbers(axes, "y")
     axes.set_xscale("log", base=2)
     axes.set_xticks(sorted(table["m"].unique()), minor=False)
     axes.set_xticklabels([str(m) if m != 9 else "" for m in sorted(table["m"].unique())])
@@ -73,14 +77,15 @@ def draw_crossover(axes: Axes, table: pd.DataFrame, title: str) -> None:
 
 
 def draw_small_batch(axes: Axes, table: pd.DataFrame, title: str) -> None:
-    """Time against batch, a line a kernel, logarithmic in time, with the floor that memory sets.
+    """Time against batch, a line a kernel, from zero: what is paid once and what for each row can be read off it.
 
     Args:
         table: columns batch, kernel, us, floor_us.
     """
     _lines(axes, table, "batch")
     axes.set_xticks(sorted(table["batch"].unique()))
-    label(axes, title, "rows in the batch", "time of one launch (µs, log scale)")
+    axes.set_ylim(0, table["us"].max() * 1.08)
+    label(axes, title, "rows in the batch", "time of one launch (µs)")
 
 
 def draw_resources(axes: Axes, table: pd.DataFrame, value: str, title: str, unit: str, form: str = "{:.0f}") -> None:
@@ -106,17 +111,14 @@ def draw_resources(axes: Axes, table: pd.DataFrame, value: str, title: str, unit
 
 
 def _lines(axes: Axes, table: pd.DataFrame, by: str) -> None:
-    """Lines in a fixed order of kernels; a kernel of one point is a marker."""
+    """Lines in a fixed order of kernels, named without their bits; a kernel of one point is a marker."""
     order = [k for k in LOOKS if k in {_design(kernel) for kernel in table["kernel"]}]
     for kernel in sorted(table["kernel"].unique(), key=lambda name: order.index(_design(name))):
         line = table[table["kernel"] == kernel].sort_values(by)
         size = 13 if look(kernel)["marker"] == "*" else 6
-        axes.plot(line[by], line["us"], label=kernel, linewidth=1.8, markersize=size, **look(kernel))
+        axes.plot(line[by], line["us"], label=_design(kernel), linewidth=1.8, markersize=size, **look(kernel))
     few = table[table["kernel"] != "cublas_fp16"].groupby(by)["floor_us"].min()
     axes.plot(few.index, few, color=FLOOR, linestyle="--", linewidth=1.5, label="memory floor")
-    axes.set_yscale("log")
-    axes.grid(which="minor", axis="y", alpha=0.3)
-    _plain_numbers(axes, "y")
 
 
 def _design(kernel: str) -> str:

@@ -10,7 +10,7 @@ from deepinfer_lab.figures.style import PALETTE, label
 from deepinfer_lab.kernels import maps
 
 UNIT = 8  # values in one unit of the layout
-LIGHT = frozenset({"#E69F00", "#56B4E9", "#F0E442"})  # of the palette: dark text reads better on them
+LIGHT = frozenset({"#CC79A7", "#E69F00", "#56B4E9", "#F0E442"})  # of the palette: dark text reads better on them
 
 
 def bit_table(bits: int) -> pd.DataFrame:
@@ -88,7 +88,7 @@ def draw_unpack_map(axes: Axes, table: pd.DataFrame, title: str, columns: int = 
     if lanes:
         for cell in shown.itertuples():
             colour = PALETTE[cell.warp]
-            axes.text(cell.n, cell.k, str(cell.lane), ha="center", va="center", fontsize=7.5, color=_ink(colour))
+            axes.text(cell.n, cell.k, str(cell.lane), ha="center", va="center", fontsize=8, color=_ink(colour))
     axes.grid(visible=False)
     label(axes, title, "n in the tile", "k in the tile")
 

@@ -17,6 +17,7 @@ import torch
 PACKAGE = Path(__file__).resolve().parents[1]
 KERNELS = PACKAGE / "kernels" / "cuda"
 CUPY_DISTRIBUTIONS = ("cupy-cuda13x", "cupy-cuda12x", "cupy-cuda11x", "cupy")  # one package under several names
+COMMIT = "DEEPINFER_COMMIT"
 CLOCKS = ("clocks.sm", "clocks.mem", "clocks.max.sm", "clocks.max.mem", "power.limit")
 CLOCK_KEYS = ("sm_mhz", "memory_mhz", "sm_max_mhz", "memory_max_mhz", "power_limit_w")
 
@@ -136,6 +137,8 @@ def _cupy_version() -> str | None:
 def _commit() -> tuple[str | None, bool | None]:
     """The source tree's commit, and whether the package differs from it (notebooks and records may: they don't measure)."""
     tree = PACKAGE.parent
+    if copied := os.environ.get(COMMIT):  # a tree that was copied to a GPU machine without its history
+        return copied, None
     top = _output("git", "-C", str(tree), "rev-parse", "--show-toplevel")
     if top is None or Path(top).resolve() != tree:  # an environment folder inside somebody else's repository
         return None, None

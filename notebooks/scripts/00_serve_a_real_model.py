@@ -111,7 +111,7 @@ table = pd.DataFrame(
             "TPOT p50 ms": s.tpot.p50 * 1e3,
             "ITL p99 ms": s.itl.p99 * 1e3,
             "ITL max ms": s.itl.max * 1e3,
-            "share of roofline": floor_ms[c] / (s.tpot.p50 * 1e3),
+            "% of roofline": 100 * floor_ms[c] / (s.tpot.p50 * 1e3),
         }
         for c, s in summaries.items()
     ]

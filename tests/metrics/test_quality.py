@@ -41,14 +41,13 @@ def direct(model: Decoder, tokens: list[int], window: int) -> tuple[list[float],
     return nll, top1
 
 
-@pytest.mark.parametrize("chunk", [3, 16, 256])
+SHORT = [(2, 2), (3, 2), (2, 512), (9, 4), (12, 4), (49, 16), (48, 16), (33, 32), (100, 37)]
+LONG = [(256, 512), (257, 512), (258, 512), (513, 512), (300, 257)]  # either side of the chunk that is really used
+
+
 @pytest.mark.parametrize(
-    ("count", "window"),
-    [
-        (2, 2), (3, 2), (2, 512), (9, 4), (12, 4), (49, 16), (48, 16), (33, 32), (100, 37), (256, 512), (257, 512),
-        (258, 512), (513, 512), (300, 257),
-    ],
-)  # fmt: skip
+    ("chunk", "count", "window"), [(c, *sizes) for c in (3, 16) for sizes in SHORT] + [(256, *sizes) for sizes in LONG]
+)
 def test_every_position_once(model, monkeypatch, chunk, count, window):
     monkeypatch.setattr(quality, "CHUNK", chunk)
     tokens = TOKENS[:count]

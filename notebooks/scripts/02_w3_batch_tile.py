@@ -27,7 +27,7 @@ import pandas as pd
 
 from deepinfer_lab.figures import kernels as kernel_figures
 from deepinfer_lab.figures import style
-from deepinfer_lab.kernels import resources
+from deepinfer_lab.kernels import catalogue, resources
 from deepinfer_lab.kernels.compiler import compile_kernel
 from deepinfer_lab.lab import experiment, project, published
 from deepinfer_lab.lab.experiments import EXPERIMENTS
@@ -117,11 +117,24 @@ for k, table in predicted.groupby("k"):
 # hide less latency. These are compiled now, for the article's architecture and for an H200's, and need no GPU.
 
 # %%
-used = resources.report(KERNELS, ARCHS)
-occupancy = pd.DataFrame(
-    [{"kernel": r.kernel, "arch": r.arch, "threads": r.threads, "registers": r.usage.registers, "spills": r.usage.spill_stores,
-      "warps": r.occupancy.warps, "occupancy": r.occupancy.fraction, "limiter": r.occupancy.limiter} for r in used]
-)  # fmt: skip
+compiled = {(kernel, arch): compile_kernel(kernel, arch) for kernel in KERNELS for arch in ARCHS}
+table = []
+for (kernel, arch), binary in compiled.items():
+    used, threads = resources.usage(binary), catalogue.KERNELS[kernel].threads
+    resident = resources.occupancy(arch, threads, used.registers, used.shared)
+    table.append(
+        {
+            "kernel": kernel,
+            "arch": arch,
+            "threads": threads,
+            "registers": used.registers,
+            "spills": used.spill_stores,
+            "warps": resident.warps,
+            "occupancy": resident.fraction,
+            "limiter": resident.limiter,
+        }
+    )
+occupancy = pd.DataFrame(table)
 print(occupancy.to_string(index=False, float_format="{:.2f}".format))
 fig, axes = style.figure(1, 2, height_in=3.4)
 percent = occupancy.assign(percent=occupancy["occupancy"] * 100)
@@ -136,12 +149,12 @@ print(style.fingerprint(percent[["kernel", "arch", "registers", "percent"]], "02
 for kernel in KERNELS:
     outputs, _, together, _ = DESIGNS[kernel]
     body = 8 * outputs + 9 * outputs * together(8)
-    found = {arch: resources.ptx_instructions(compile_kernel(kernel, arch).ptx, kernel)["fma"] for arch in ARCHS}
+    found = {arch: resources.ptx_instructions(compiled[kernel, arch].ptx, kernel)["fma"] for arch in ARCHS}
     assert all(count >= body for count in found.values()), (
         f"{kernel}: {body} FMAs by the table above, but the PTX holds {found}"
     )
     print(
-        f"{kernel}: {body} FMAs in a loop body for 8 rows by the table above; both compiled codes hold at least those"
+        f"{kernel}: {body} FMAs a loop body of {together(8)} batch row(s) by the table above; the compiled codes hold as many"
     )
 
 # %% [markdown]

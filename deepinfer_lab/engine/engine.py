@@ -3,6 +3,7 @@
 import contextlib
 import itertools
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
@@ -130,7 +131,7 @@ class Engine:
             EngineClosed: the engine was closed, or its thread has died.
         """
         request = Request(
-            request_id if request_id is not None else f"request-{next(self._ids)}",
+            request_id if request_id is not None else self._new_id(),
             tuple(self._encode(prompt) if isinstance(prompt, str) else prompt),
             params or SamplingParams(),
         )
@@ -162,11 +163,9 @@ class Engine:
         """Yield text as it is generated, in pieces that never split a character. Leaving early cancels the request."""
         text = self._require_tokenizer().stream()
         handle = self.submit(prompt, params)
-        eos_ids = self._eos_ids()
         try:
             for event in handle:
-                piece = "" if event.token in eos_ids else text.push(event.token)
-                if piece:
+                if piece := text.push(event.token):
                     yield piece
             if rest := text.flush():
                 yield rest
@@ -231,11 +230,13 @@ class Engine:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
+    def _new_id(self) -> str:
+        """A name that nobody has given to a live request."""
+        with self._lock:
+            return next(name for i in self._ids if (name := f"request-{i}") not in self._handles)
+
     def _encode(self, text: str) -> list[int]:
         return self._require_tokenizer().encode(text)
-
-    def _eos_ids(self) -> frozenset[int]:
-        return self.tokenizer.eos_ids if self.tokenizer else frozenset()
 
     def _require_tokenizer(self) -> Tokenizer:
         if self.tokenizer is None:
@@ -297,4 +298,8 @@ class Engine:
         with self._lock:
             handles, self._handles = self._handles, {}
         for request_id, handle in handles.items():
-            handle.put(FinishEvent(request_id, reason, 0.0, error))
+            event = FinishEvent(request_id, reason, time.perf_counter(), error)
+            handle.put(event)
+            if self._listener is not None:
+                with contextlib.suppress(Exception):  # it may be the listener that failed
+                    self._listener(event)

@@ -50,5 +50,5 @@ class RequestHandle:
                 yield event
                 continue
             self.finish = event
-            if event.error is not None:
-                raise event.error
+        if self.finish.error is not None:
+            raise self.finish.error

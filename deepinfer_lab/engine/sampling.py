@@ -1,6 +1,7 @@
 """From logits to the next token, reproducibly: randomness is a function of (seed, position), never of the batch."""
 
 from dataclasses import dataclass
+from numbers import Integral, Real
 
 import numpy as np
 import torch
@@ -32,6 +33,12 @@ class SamplingParams:
     ignore_eos: bool = False
 
     def __post_init__(self) -> None:
+        for name, kind in (
+            ("max_tokens", Integral), ("temperature", Real), ("top_k", Integral), ("top_p", Real), ("seed", Integral),
+        ):  # fmt: skip
+            if not isinstance(getattr(self, name), kind):
+                what = "an integer" if kind is Integral else "a number"
+                raise InvalidSampling(f"{name} = {getattr(self, name)!r}: allowed is {what}")
         for name, allowed, ok in (
             ("max_tokens", "at least 1", self.max_tokens >= 1),
             ("temperature", "0 (greedy) or more, and finite", 0 <= self.temperature < float("inf")),
@@ -50,12 +57,14 @@ def uniform(seed: int, position: int) -> float:
 
 def _filtered(logits: torch.Tensor, params: SamplingParams) -> tuple[torch.Tensor, torch.Tensor]:
     """Probabilities in falling order after top-k and top-p, and the token ids that they belong to."""
-    values, ids = (logits / params.temperature).sort(descending=True, stable=True)
+    # In float64, from the largest logit down: a temperature near 0 overflows towards -inf alone, never to inf - inf.
+    values, ids = ((logits.double() - logits.max()) / params.temperature).sort(descending=True, stable=True)
     if params.top_k:
         values, ids = values[: params.top_k], ids[: params.top_k]
     probabilities = values.softmax(dim=0)
     before = probabilities.cumsum(dim=0) - probabilities
-    kept = int((before < params.top_p).sum())  # the first token is always kept
+    kept = int(((before < params.top_p) & (probabilities > 0)).sum())
+    kept = max(kept, 1)  # also where the logits are NaN: one request's overflow must not raise for all
     return probabilities[:kept], ids[:kept]
 
 

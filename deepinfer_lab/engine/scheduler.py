@@ -91,6 +91,7 @@ class Scheduler:
 
     def status(self) -> dict[str, object]:
         """Queue sizes, blocks by state, counters."""
+        self.allocator.reclaim()  # an idle engine has no cycles that would
         return {
             "policy": self._policy.name,
             "waiting": len(self._waiting),
@@ -107,6 +108,7 @@ class Scheduler:
             blocks = self.allocator.allocate(-(-sequence.most_tokens // self._kv.block_size))
             if blocks is None:
                 return
+            self._kv.clear(blocks)
             self._waiting.popleft()
             sequence.blocks, sequence.phase = blocks, Phase.PREFILL
             self._prefilling.append(sequence)

@@ -1,5 +1,6 @@
 """The memory of the paged KV cache."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -53,6 +54,12 @@ class KVPool:
     @property
     def nbytes(self) -> int:
         return self._k.nbytes + self._v.nbytes
+
+    def clear(self, blocks: Sequence[int]) -> None:
+        """Zero blocks that change hands: a request that overflowed leaves NaN, which masks do not stop (0 * NaN)."""
+        index = torch.tensor(blocks, dtype=torch.int64, device=self._k.device)
+        for pool in (self._k, self._v):
+            pool.view(pool.shape[0], self.num_blocks, -1).index_fill_(1, index, 0)
 
     def write(self, layer: int, slots: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
         """Store k and v [T, kv_heads, head_dim] at slots [T]."""

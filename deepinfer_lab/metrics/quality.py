@@ -62,7 +62,9 @@ def teacher_forced(model: Decoder, tokens: Sequence[int], window: int) -> Teache
     ]
     for start, at, end in bar(chunks, desc="reading the text", unit="chunk"):
         last_of_window = end in (start + window, len(tokens))
-        targets = torch.tensor(tokens[at + 1 : end if last_of_window else end + 1], device=model.device)
+        following = tokens[at + 1 : end if last_of_window else end + 1]
+        # An explicit dtype: where a window's last chunk is a single token there is nothing to predict.
+        targets = torch.tensor(following, dtype=torch.int64, device=model.device)
         step = StepInput.build([Span(tokens[at:end], at - start, blocks, all_logits=True)], BLOCK_SIZE, model.device)
         logits = model.forward(step, kv)[: len(targets)]
         nll.append(torch.nn.functional.cross_entropy(logits, targets, reduction="none").double().cpu())

@@ -34,8 +34,9 @@ def open_source(spec: str) -> WeightSource:
     """
     if spec.startswith(synthetic.PREFIX):
         return synthetic.synthetic(spec)
-    if quantised.is_quantised(Path(spec)):
-        return quantised.QuantisedSource(Path(spec))
+    folder = Path(spec).expanduser()
+    if quantised.is_quantised(folder):
+        return quantised.QuantisedSource(folder)
     return resolve(spec)
 
 
@@ -55,6 +56,8 @@ def pick_device(name: str | None) -> torch.device:
         raise SettingError(f"device '{name}': allowed are cpu, cuda and cuda:N")
     if device.type == "cuda" and not torch.cuda.is_available():
         raise SettingError(f"device '{name}': torch {torch.__version__} finds no CUDA GPU here; use cpu")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise SettingError(f"device '{name}': this machine has {torch.cuda.device_count()} CUDA GPUs, cuda:0 onwards")
     return device
 
 

@@ -9,6 +9,7 @@ import torch
 from deepinfer_lab.errors import CheckpointError, QuantisationError
 from deepinfer_lab.model.build import packed_weight
 from deepinfer_lab.model.config import Llama3Scaling, ModelConfig
+from deepinfer_lab.model.inventory import check_inventory, tensor_shapes
 from deepinfer_lab.model.source import WeightSource, dense_shapes, linear_layers
 from deepinfer_lab.model.tokenizer import Tokenizer
 from deepinfer_lab.progress import bar
@@ -65,9 +66,12 @@ class QuantisedSource:
             fields = json.loads(tensors.metadata["config"])
             scaling = fields.pop("rope_scaling")
             self.config = ModelConfig(**fields, rope_scaling=Llama3Scaling(**scaling) if scaling else None)
-        except (KeyError, TypeError, json.JSONDecodeError) as error:
+        except (KeyError, TypeError, AttributeError, json.JSONDecodeError) as error:
             raise CheckpointError(f"{self._path}: damaged header ({error})") from error
         self._packed, self._dense = tensors.packed, tensors.dense
+        found = {name: tuple(tensor.shape) for name, tensor in self._dense.items()}
+        found |= {f"{layer}.weight": (weight.n, weight.k) for layer, weight in self._packed.items()}
+        check_inventory(str(self._path), tensor_shapes(self.config), found)
         file = folder / "tokenizer.json"
         self.tokenizer = Tokenizer.from_file(file) if file.is_file() else None
 

@@ -24,7 +24,7 @@ class StepInput:
         token_ids, positions, slot_mapping: int64 [T].
         query_start: int64 [S + 1], where each sequence's new tokens begin in the flattened batch.
         seq_lens: int64 [S], tokens of each sequence including the new ones.
-        block_table: int64 [S, B], padded with block 0.
+        block_table: int64 [S, B], padded with the sequence's own last block: another's might hold NaN.
         logits_index: int64 [L], rows of the flattened batch whose logits are wanted.
         query_lens, context_lens: the same lengths on the host, so that nothing waits for the device to learn them.
     """
@@ -57,7 +57,7 @@ class StepInput:
         query_lens = tuple(len(span.tokens) for span in spans)
         context_lens = tuple(span.start + len(span.tokens) for span in spans)
         columns = max(-(-length // block_size) for length in context_lens)
-        table = [list(span.blocks[:columns]) + [0] * (columns - len(span.blocks)) for span in spans]
+        table = [[span.blocks[min(i, len(span.blocks) - 1)] for i in range(columns)] for span in spans]
 
         def tensor(values: list) -> torch.Tensor:
             return torch.tensor(values, dtype=torch.int64, device=device)

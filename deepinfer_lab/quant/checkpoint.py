@@ -8,7 +8,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from deepinfer_lab.errors import CheckpointError
+from deepinfer_lab.errors import CheckpointError, QuantisationError
 from deepinfer_lab.quant.layout import PackedWeight
 
 FORMAT = "deepinfer-lab-quantised-1"
@@ -52,10 +52,14 @@ def load(path: Path) -> QuantisedTensors:
     except (OSError, SafetensorError, KeyError, json.JSONDecodeError) as error:
         raise CheckpointError(f"{path}: not a readable quantised checkpoint ({error})") from error
     packed = {}
+    if not isinstance(layers, dict):
+        raise CheckpointError(f"{path}: the header's layers are a JSON {type(layers).__name__}, expected an object")
     for name, shape in layers.items():
         try:
             packed[name] = PackedWeight(**shape, packed=flat.pop(f"{name}.packed"), scales=flat.pop(f"{name}.scales"))
         except KeyError as error:
             raise CheckpointError(f"{path}: layer {name} lacks the tensor {error}") from error
+        except (TypeError, QuantisationError) as error:
+            raise CheckpointError(f"{path}: layer {name} does not fit its description ({error})") from error
     del header["format"]
     return QuantisedTensors(packed, flat, header)

@@ -48,6 +48,7 @@ def pack(q: torch.Tensor, bits: int) -> torch.Tensor:
         uint8 [N, K * bits / 8].
     """
     n, k = q.shape
+    q = q.contiguous()  # what is computed from it keeps its strides, and kernels take nothing but row-major
     field = q.to(torch.int32) & ((1 << bits) - 1)
     if bits == 4:
         return (field[:, 0::2] | (field[:, 1::2] << 4)).to(torch.uint8)
@@ -59,7 +60,7 @@ def pack(q: torch.Tensor, bits: int) -> torch.Tensor:
 
 def unpack(packed: torch.Tensor, bits: int, k: int) -> torch.Tensor:
     """The inverse of `pack`: uint8 [N, K * bits / 8] -> int8 [N, K]."""
-    n = packed.shape[0]
+    n, packed = packed.shape[0], packed.contiguous()
     if bits == 4:
         field = torch.stack([packed & 0xF, packed >> 4], dim=2).to(torch.int8)
     else:
@@ -95,6 +96,10 @@ class PackedWeight:
         ):
             if tuple(tensor.shape) != (self.n, columns):
                 raise QuantisationError(f"{name} has shape {tuple(tensor.shape)}, expected {(self.n, columns)}")
+        if self.packed.dtype != torch.uint8 or not self.scales.dtype.is_floating_point:
+            raise QuantisationError(
+                f"packed is {self.packed.dtype} and scales are {self.scales.dtype}, expected torch.uint8 and floats"
+            )
 
     @property
     def nbytes(self) -> int:

@@ -34,4 +34,4 @@ def quantise(weight: torch.Tensor, bits: int, group: int) -> PackedWeight:
         raise QuantisationError("weight holds NaN, Inf, or values whose scale exceeds float16 (65,504)")
     step = scales.float()
     q = torch.where(step != 0, w / step, 0).round_().clamp_(lowest, -lowest - 1)
-    return PackedWeight(bits, group, n, k, pack(q.view(n, k), bits), scales.squeeze(2))
+    return PackedWeight(bits, group, n, k, pack(q.view(n, k), bits), scales.squeeze(2).contiguous())

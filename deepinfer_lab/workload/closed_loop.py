@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 
 from deepinfer_lab.engine.engine import Engine
+from deepinfer_lab.engine.request import FinishReason
 from deepinfer_lab.engine.sampling import SamplingParams
 from deepinfer_lab.errors import AdmissionError, SettingError
 from deepinfer_lab.metrics.latency import RequestTrace
@@ -20,12 +21,15 @@ def send(
         origin: `time.perf_counter()` that the trace's times count from.
     """
     sent = time.perf_counter() - origin
+    if isinstance(prompt, str) and engine.tokenizer is not None:
+        prompt = engine.tokenizer.encode(prompt)
     try:
         handle = engine.submit(prompt, params, request_id)
     except AdmissionError as refusal:
         return RequestTrace(request_id, len(prompt), sent, (), f"{type(refusal).__name__}: {refusal}")
     times = tuple(time.perf_counter() - origin for _ in handle)
-    return RequestTrace(request_id, len(handle.request.prompt), sent, times)
+    cancelled = handle.finish.reason is FinishReason.CANCELLED
+    return RequestTrace(request_id, len(handle.request.prompt), sent, times, "cancelled" if cancelled else None)
 
 
 def closed_loop(

@@ -4,6 +4,7 @@ import platform
 from collections.abc import Iterator
 from pydoc_data.topics import topics
 
+from deepinfer_lab.errors import SettingError
 from deepinfer_lab.model.tokenizer import Tokenizer
 
 
@@ -18,8 +19,14 @@ def text_version() -> str:
 
 
 def prompts(tokenizer: Tokenizer, length: int) -> Iterator[list[int]]:
-    """Endless prompts of exactly `length` tokens, cut from the text one after the other, all different until it wraps."""
+    """Endless prompts of exactly `length` tokens, cut from the text one after the other, all different until it wraps.
+
+    Raises:
+        SettingError: a length below 1 or beyond the text's.
+    """
     tokens = tokenizer.encode(reference_text())
+    if not 1 <= length <= len(tokens):
+        raise SettingError(f"prompt length {length}: allowed are 1 to {len(tokens)} tokens, the length of the text")
     at = 0
     while True:
         if at + length > len(tokens):

@@ -56,7 +56,7 @@ def serve(
     """
     import time
 
-    from deepinfer_lab.engine.engine import EngineConfig
+    from deepinfer_lab.engine.config import EngineConfig
     from deepinfer_lab.engine.policy import policy_named
     from deepinfer_lab.lab import provenance, serve_bench
     from deepinfer_lab.lab.serving import Load

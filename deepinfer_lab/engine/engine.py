@@ -5,12 +5,12 @@ import itertools
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 
 import torch
 
 from deepinfer_lab.engine import admission
+from deepinfer_lab.engine.config import EngineConfig
 from deepinfer_lab.engine.event import Event, FinishEvent, StepEvent
 from deepinfer_lab.engine.handle import Completion, RequestHandle
 from deepinfer_lab.engine.openmp import release_thread_pool
@@ -25,34 +25,6 @@ from deepinfer_lab.model.load import load_model
 from deepinfer_lab.model.tokenizer import Tokenizer
 
 MIB = 1 << 20
-
-
-@dataclass(frozen=True)
-class EngineConfig:
-    """Settings of an engine.
-
-    Attributes:
-        policy: how prefill and decode share the machine, by name.
-        chunk_tokens: the most prompt tokens that one cycle prefills.
-        max_batch: the most requests in flight; more wait in a queue.
-        block_size: tokens in a KV block.
-        kv_cache_mib: memory for K and V; None takes 512 MiB on a CPU and 4,096 MiB on a GPU.
-
-    Raises:
-        SettingError: a size below 1.
-    """
-
-    policy: str = "serial"
-    chunk_tokens: int = 256
-    max_batch: int = 64
-    block_size: int = 16
-    kv_cache_mib: int | None = None
-
-    def __post_init__(self) -> None:
-        for name in ("chunk_tokens", "max_batch", "block_size", "kv_cache_mib"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise SettingError(f"{name} = {value}: allowed is 1 or more")
 
 
 class Engine:

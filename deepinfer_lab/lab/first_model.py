@@ -6,7 +6,8 @@ from typing import Any
 
 import torch
 
-from deepinfer_lab.engine.engine import Engine, EngineConfig
+from deepinfer_lab.engine.config import EngineConfig
+from deepinfer_lab.engine.engine import Engine
 from deepinfer_lab.engine.sampling import SamplingParams
 from deepinfer_lab.lab.experiment import Experiment
 from deepinfer_lab.lab.serving import Load, Server

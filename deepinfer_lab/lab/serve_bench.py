@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from deepinfer_lab.engine.engine import EngineConfig
+from deepinfer_lab.engine.config import EngineConfig
 from deepinfer_lab.lab import baseline
 from deepinfer_lab.lab.serving import Load, Server
 from deepinfer_lab.metrics.bandwidth import read_bandwidth

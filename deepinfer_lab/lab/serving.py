@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from deepinfer_lab.engine.engine import Engine, EngineConfig
+from deepinfer_lab.engine.config import EngineConfig
+from deepinfer_lab.engine.engine import Engine
 from deepinfer_lab.engine.event import Event, StepEvent
 from deepinfer_lab.engine.sampling import SamplingParams
 from deepinfer_lab.errors import SettingError

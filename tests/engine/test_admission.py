@@ -3,7 +3,8 @@
 import pytest
 
 from deepinfer_lab.engine import admission
-from deepinfer_lab.engine.engine import Engine, EngineConfig
+from deepinfer_lab.engine.config import EngineConfig
+from deepinfer_lab.engine.engine import Engine
 from deepinfer_lab.engine.request import Request
 from deepinfer_lab.engine.sampling import SamplingParams
 from deepinfer_lab.errors import (

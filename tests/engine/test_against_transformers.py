@@ -9,7 +9,8 @@ import torch
 import transformers
 from torch.nn.functional import cross_entropy
 
-from deepinfer_lab.engine.engine import Engine, EngineConfig
+from deepinfer_lab.engine.config import EngineConfig
+from deepinfer_lab.engine.engine import Engine
 from deepinfer_lab.engine.request import FinishReason
 from deepinfer_lab.engine.sampling import SamplingParams
 from deepinfer_lab.kv.pool import KVPool

@@ -6,7 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from deepinfer_lab.engine.engine import Engine, EngineConfig
+from deepinfer_lab.engine.config import EngineConfig
+from deepinfer_lab.engine.engine import Engine
 from deepinfer_lab.engine.event import FinishEvent, StepEvent, TokenEvent
 from deepinfer_lab.engine.request import FinishReason
 from deepinfer_lab.engine.sampling import SamplingParams

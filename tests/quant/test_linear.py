@@ -96,7 +96,8 @@ class NoCupy:
         assert not name.startswith("cupy"), f"something imports {name}"
 
 sys.meta_path.insert(0, NoCupy())
-from deepinfer_lab.engine.engine import Engine, EngineConfig
+from deepinfer_lab.engine.config import EngineConfig
+from deepinfer_lab.engine.engine import Engine
 from deepinfer_lab.engine.sampling import SamplingParams
 for bits in ("w3", "w4", "mixed"):
     with Engine.load("synthetic:tiny", bits=bits, device="cpu", config=EngineConfig(kv_cache_mib=1)) as engine:

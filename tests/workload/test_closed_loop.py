@@ -8,7 +8,8 @@ import pytest
 import tokenizers
 import torch
 
-from deepinfer_lab.engine.engine import Engine, EngineConfig
+from deepinfer_lab.engine.config import EngineConfig
+from deepinfer_lab.engine.engine import Engine
 from deepinfer_lab.engine.event import FinishEvent, StepEvent, TokenEvent
 from deepinfer_lab.engine.request import FinishReason, Request
 from deepinfer_lab.engine.sampling import SamplingParams

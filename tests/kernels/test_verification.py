@@ -43,6 +43,17 @@ def test_cuda_sources_are_those_that_passed_on_the_gpu(path):
     )
 
 
+@pytest.mark.parametrize("path", sorted(DATA.glob("*/sanitizer.json")), ids=lambda path: path.parent.name)
+def test_sanitizers_found_nothing_in_these_sources(path):
+    document = json.loads(path.read_text(encoding="utf-8"))
+    now = {source.name: hashlib.sha256(source.read_bytes()).hexdigest() for source in SOURCES.glob("*.cu*")}
+    assert document["kernels"] == now, "re-run on the GPU: python tests/gpu/sanitize.py <this file>"
+    assert document["tools"].keys() == {"memcheck", "racecheck"}
+    for tool, found in document["tools"].items():
+        assert (found["problems"], found["exit_code"]) == (0, 0), tool
+        assert found["tests_passed"] > 0, tool
+
+
 @pytest.fixture
 def good() -> dict:
     return {

@@ -24,7 +24,7 @@ SUMMARY = {
 
 def sanitise(tool: str) -> dict[str, object]:
     """One tool over the chosen tests: what it found, and how many tests passed under it."""
-    command = ["compute-sanitizer", "--tool", tool, sys.executable, "-m", "pytest", "tests/gpu", "-q", "-k", TESTS]
+    command = ["compute-sanitizer", "--tool", tool, sys.executable, "-m", "pytest", "tests/gpu", "-v", "-k", TESTS]
     # Torch's cache hands out parts of large blocks, beyond whose ends memcheck would see nothing wrong.
     environment = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
     done = subprocess.run(command, capture_output=True, text=True, env=environment)

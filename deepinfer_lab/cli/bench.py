@@ -1,6 +1,7 @@
 """Commands that measure from the command line."""
 
 import json
+import time
 from pathlib import Path
 
 import click
@@ -54,8 +55,6 @@ def serve(
     Each of C clients sends a request, reads it to its last token, and sends the next. Prompts are cut from Python's
     own documentation; every request generates exactly --output-tokens tokens.
     """
-    import time
-
     from deepinfer_lab.engine.config import EngineConfig
     from deepinfer_lab.engine.policy import policy_named
     from deepinfer_lab.lab import provenance, serve_bench

@@ -31,11 +31,12 @@ def kernels(archs: tuple[str, ...], explain: str | None) -> None:
     click.echo(
         f"{'kernel':<20} {'arch':<7} {'threads':>7} {'regs':>5} {'shared':>7} {'spills':>6} {'occupancy':>9}  limited by"
     )
-    for row in resources.report(archs=archs or ARCHS):
+    rows = resources.report(archs=archs or ARCHS)
+    for row in rows:
         used, held = row.usage, row.occupancy
         click.echo(
             f"{row.kernel:<20} {row.arch:<7} {row.threads:>7} {used.registers:>5} {used.shared:>7} "
             f"{used.spill_stores + used.spill_loads:>6} {held.fraction:>9.0%}  {held.limiter}"
         )
-    for arch in archs or ARCHS:
-        click.echo(f"{arch}: {', '.join(card for card, its in resources.CARDS.items() if its == arch)}")
+    for arch, cards in {row.arch: row.cards for row in rows}.items():
+        click.echo(f"{arch}: {', '.join(cards)}")

@@ -5,6 +5,7 @@ from pathlib import Path
 import click
 
 from deepinfer_lab.cli import options
+from deepinfer_lab.quant.plan import PLANS
 
 
 @click.command()
@@ -68,7 +69,7 @@ def fetch(name: str) -> None:
 @click.command()
 @click.argument("model")
 @click.argument("folder", type=click.Path(file_okay=False, path_type=Path))
-@options.bits(choices=["w4", "w3", "mixed"])
+@options.bits(name for name in PLANS if name != "none")
 @options.group
 def quantise(model: str, folder: Path, bits: str, group: int) -> None:
     """Quantise MODEL once and write it to FOLDER, which every --model option then takes.

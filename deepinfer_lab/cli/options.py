@@ -1,6 +1,6 @@
 """Options that several commands share."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import click
@@ -16,12 +16,12 @@ MODEL_HELP = (
 )
 
 
-def bits(*, default: str = "w4", choices: list[str] | None = None) -> Callable[[Command], Command]:
-    """--bits."""
+def bits(choices: Iterable[str] = PLANS) -> Callable[[Command], Command]:
+    """--bits, w4 by default."""
     return click.option(
         "--bits",
-        type=click.Choice(choices or list(PLANS)),
-        default=default,
+        type=click.Choice(list(choices)),
+        default="w4",
         show_default=True,
         help="w4 and w3: all linear layers; mixed: MLP 3 bits, attention 4; none: as in the checkpoint.",
     )

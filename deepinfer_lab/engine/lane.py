@@ -7,22 +7,20 @@ from typing import Protocol
 import torch
 
 from deepinfer_lab.engine.work import Work
+from deepinfer_lab.kv.blocks import Fence
 from deepinfer_lab.kv.pool import KVPool
 from deepinfer_lab.model.decoder import Decoder
 
 
-class Clock(Protocol):
-    """A finished-or-not mark that can be asked without waiting, waited for, and read in seconds."""
+class Mark(Fence, Protocol):
+    """The end of a launch: a fence that can be waited for, too."""
 
-    def query(self) -> bool: ...
     def wait(self) -> None: ...
 
 
 @dataclass(frozen=True)
 class HostMark:
-    """A point in host time: whatever was launched before it has already run."""
-
-    time: float
+    """The end of a launch that had run by the time it returned."""
 
     def query(self) -> bool:
         return True
@@ -57,7 +55,7 @@ class Ticket:
     seq: int
     lane: str
     launched: float
-    finished: Clock
+    finished: Mark
     work: Work
     logits: torch.Tensor
 
@@ -74,12 +72,12 @@ class Lane:
         """Enqueue a forward pass. On a CPU it has run by the time this returns."""
         launched = time.perf_counter()
         logits = self._model.forward(work.step, self._kv)
-        finished: Clock
+        finished: Mark
         if logits.is_cuda:
             event = torch.cuda.Event()
             event.record()
             finished = DeviceMark(event)
         else:
-            finished = HostMark(time.perf_counter())
+            finished = HostMark()
         self._launches += 1
         return Ticket(self._launches, self.name, launched, finished, work, logits)

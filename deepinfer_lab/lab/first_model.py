@@ -13,12 +13,8 @@ from deepinfer_lab.lab.experiment import Experiment
 from deepinfer_lab.lab.serving import Load, Server
 from deepinfer_lab.metrics.bandwidth import read_bandwidth
 from deepinfer_lab.metrics.quality import teacher_forced
-from deepinfer_lab.model.load import LoadedModel, load_model
+from deepinfer_lab.model.load import load_model
 from deepinfer_lab.workload.text import reference_text, text_version
-
-
-def _chat(model: LoadedModel, question: str) -> str:
-    return model.tokenizer.render_chat([{"role": "user", "content": question}])
 
 
 def _serve(params: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -36,7 +32,7 @@ def _serve(params: dict[str, Any]) -> Iterator[dict[str, Any]]:
     with Server(model, config) as server:
         sampling = SamplingParams(max_tokens=params["answer_tokens"])
         for question in params["questions"]:
-            answer = server.engine.generate([_chat(model, question)], sampling)[0]
+            answer = server.engine.generate([server.engine.render_chat(question)], sampling)[0]
             yield {"row": "answer", "question": question, "text": answer.text, "reason": answer.reason.value}
         for concurrency in params["concurrency"]:
             load = Load(concurrency, params["prompt_tokens"], params["output_tokens"], params["requests_per_client"])

@@ -4,7 +4,7 @@ import itertools
 import statistics
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from deepinfer_lab.engine.config import EngineConfig
@@ -87,8 +87,7 @@ def measure(
             theirs.append(summarise(_rival_round(rival, model, loads[0])))
     for concurrency, summaries in ours.items():
         result = Measured("deepinfer-lab", model.bits, concurrency, tuple(summaries), None)
-        share = model.decoder.step_bytes / (result.tpot_s * bandwidth)
-        yield Measured(result.system, result.bits, concurrency, result.rounds, share)
+        yield replace(result, roofline_share=model.decoder.step_bytes / (result.tpot_s * bandwidth))
     if theirs:
         yield Measured("transformers", "none", 1, tuple(theirs), None)
 

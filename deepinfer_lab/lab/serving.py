@@ -3,7 +3,7 @@
 import itertools
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from deepinfer_lab.engine.config import EngineConfig
@@ -112,6 +112,4 @@ class Server:
 
 
 def _shifted(step: StepEvent, origin: float) -> StepEvent:
-    return StepEvent(
-        step.phase, step.lane, step.cycle, step.started - origin, step.finished - origin, step.request_ids, step.tokens
-    )
+    return replace(step, started=step.started - origin, finished=step.finished - origin)

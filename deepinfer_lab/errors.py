@@ -71,6 +71,18 @@ class InvalidToken(AdmissionError):
     reason = "invalid_token"
 
 
+class RequestFailed(DeepInferError):
+    """A request that the engine had to give up. All others go on."""
+
+
+class NonFiniteLogits(RequestFailed):
+    """The model's output holds NaN or infinity, so that no token can be chosen."""
+
+
+class OutOfDeviceMemory(RequestFailed):
+    """The device lacks the memory for this request's next step, even alone."""
+
+
 class EngineClosed(DeepInferError):
     """The engine was closed, or its thread died, while a request was in it."""
 

@@ -30,6 +30,7 @@ def generate(
     bits: str,
     group: int,
     device: str | None,
+    dispatch: str | None,
     max_tokens: int,
     temperature: float,
     top_k: int,
@@ -45,7 +46,7 @@ def generate(
     from deepinfer_lab.engine.sampling import SamplingParams
 
     params = SamplingParams(max_tokens, temperature, top_k, top_p, seed)
-    with Engine.load(model, bits=bits, group=group, device=device) as engine:
+    with Engine.load(model, bits=bits, group=group, device=device, dispatch=dispatch) as engine:
         has_template = engine.tokenizer is not None and engine.tokenizer.chat_template is not None
         if chat or (chat is None and has_template and prompt):
             prompt = engine.render_chat(prompt)

@@ -39,9 +39,20 @@ def group(command: Command) -> Command:
     )(command)
 
 
+def dispatch(command: Command) -> Command:
+    """--dispatch."""
+    return click.option(
+        "--dispatch",
+        type=click.Path(exists=True, dir_okay=False),
+        metavar="FILE",
+        help="Which kernel takes how many rows on a GPU, as in data/nvidia-h200/dispatch.json. [default: the article's choice]",
+    )(command)
+
+
 def model(command: Command) -> Command:
-    """--model, --bits, --group and --device."""
+    """--model, --bits, --group, --device and --dispatch."""
     for option in (
+        dispatch,
         click.option("--device", help="cpu, cuda or cuda:N. [default: the GPU if there is one]"),
         group,
         bits(),

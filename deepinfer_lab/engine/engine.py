@@ -1,23 +1,28 @@
 """The engine: a scheduler on a thread of its own, and what clients call."""
 
 import contextlib
+import dataclasses
 import itertools
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from queue import Empty, SimpleQueue
 
 import torch
 
 from deepinfer_lab.engine import admission
 from deepinfer_lab.engine.config import EngineConfig
-from deepinfer_lab.engine.event import Event, FinishEvent, StepEvent
+from deepinfer_lab.engine.event import Event, FinishEvent, StepEvent, TokenEvent
+from deepinfer_lab.engine.event_log import EventLog
 from deepinfer_lab.engine.handle import Completion, RequestHandle
 from deepinfer_lab.engine.openmp import release_thread_pool
 from deepinfer_lab.engine.policy import policy_named
-from deepinfer_lab.engine.request import FinishReason, Request
+from deepinfer_lab.engine.request import Request
 from deepinfer_lab.engine.sampling import SamplingParams
-from deepinfer_lab.engine.scheduler import Scheduler
+from deepinfer_lab.engine.scheduler import Limits, Scheduler
+from deepinfer_lab.engine.stop_text import StopText
+from deepinfer_lab.engine.stopping import FinishReason
 from deepinfer_lab.errors import AdmissionError, DuplicateRequest, EngineClosed, SettingError
 from deepinfer_lab.kv.pool import KVPool
 from deepinfer_lab.model.decoder import Decoder
@@ -49,16 +54,19 @@ class Engine:
         self.config = config or EngineConfig()
         self.model, self.tokenizer = model, tokenizer
         mib = self.config.kv_cache_mib or (4096 if model.device.type == "cuda" else 512)
-        self.kv = KVPool.within(mib * MIB, model.kv_shape, self.config.block_size, model.device)
+        shape = dataclasses.replace(model.kv_shape, quantised=self.config.kv_dtype == "int8")
+        self.kv = KVPool.within(mib * MIB, shape, self.config.block_size, model.device)
         self._scheduler = Scheduler(
             model,
             self.kv,
             policy_named(self.config.policy),
             tokenizer.eos_ids if tokenizer else frozenset(),
-            self.config.chunk_tokens,
-            self.config.max_batch,
+            Limits(self.config.chunk_tokens, self.config.max_batch, self.config.max_in_flight),
+            prefix_cache=self.config.prefix_cache,
+            stream=tokenizer.stream if tokenizer else None,
         )
         self._listener = listener
+        self._log = EventLog(self.config.event_log) if self.config.event_log else None
         self._refusals: dict[str, int] = {}
         self._ids = itertools.count()
         self._lock = threading.Lock()  # guards the three fields below
@@ -78,11 +86,12 @@ class Engine:
         bits: str = "w4",
         group: int = 64,
         device: str | None = None,
+        dispatch: str | Path | None = None,
         config: EngineConfig | None = None,
         listener: Callable[[Event], None] | None = None,
     ) -> "Engine":
-        """Load a model and start an engine on it. For `model`, `bits`, `group` and `device` see `load_model`."""
-        loaded = load_model(model, bits=bits, group=group, device=device)
+        """Load a model and start an engine on it. For the arguments before `config` see `load_model`."""
+        loaded = load_model(model, bits=bits, group=group, device=device, dispatch=dispatch)
         return cls(loaded.decoder, loaded.tokenizer, config, listener)
 
     def submit(
@@ -102,10 +111,13 @@ class Engine:
             AdmissionError: the request can never be served; one of its subclasses says why.
             EngineClosed: the engine was closed, or its thread has died.
         """
+        params = params or SamplingParams()
+        if params.stop:
+            self._require_tokenizer()
         request = Request(
             request_id if request_id is not None else self._new_id(),
             tuple(self._encode(prompt) if isinstance(prompt, str) else prompt),
-            params or SamplingParams(),
+            params,
         )
         try:
             admission.check(
@@ -133,7 +145,7 @@ class Engine:
 
     def stream(self, prompt: str | Sequence[int], params: SamplingParams | None = None) -> Iterator[str]:
         """Yield text as it is generated, in pieces that never split a character. Leaving early cancels the request."""
-        text = self._require_tokenizer().stream()
+        text = self._text(params or SamplingParams())
         handle = self.submit(prompt, params)
         try:
             for event in handle:
@@ -166,14 +178,14 @@ class Engine:
         """Wait for a request to end."""
         events = list(handle)
         assert handle.finish is not None
-        tokens = tuple(event.token for event in events)
         return Completion(
             handle.request.id,
             len(handle.request.prompt),
-            tokens,
-            self.tokenizer.decode(list(tokens)) if self.tokenizer else "",
+            tuple(event.token for event in events),
+            self._decode(handle.request.params, events) if self.tokenizer else "",
             handle.finish.reason,
             tuple(event.time for event in events),
+            tuple((event.logprob, event.top) for event in events),
         )
 
     def render_chat(self, message: str) -> str:
@@ -206,6 +218,13 @@ class Engine:
         """A name that nobody has given to a live request."""
         with self._lock:
             return next(name for i in self._ids if (name := f"request-{i}") not in self._handles)
+
+    def _text(self, params: SamplingParams) -> StopText:
+        return StopText(self._require_tokenizer().stream(), params.stop, params.min_tokens + 1)
+
+    def _decode(self, params: SamplingParams, events: list[TokenEvent]) -> str:
+        text = self._text(params)
+        return "".join([*(text.push(event.token) for event in events), text.flush()])
 
     def _encode(self, text: str) -> list[int]:
         return self._require_tokenizer().encode(text)
@@ -242,6 +261,8 @@ class Engine:
             with self._lock:
                 self._closing = True
             self._end_all()
+            if self._log is not None:
+                self._log.close()
 
     def _drain(self) -> None:
         """Run what clients asked for. Waits only while there is nothing else to do."""
@@ -252,6 +273,8 @@ class Engine:
 
     def _dispatch(self, events: list[Event]) -> None:
         for event in events:
+            if self._log is not None:
+                self._log.add(event)
             if self._listener is not None:
                 self._listener(event)
             if isinstance(event, StepEvent):
@@ -272,6 +295,8 @@ class Engine:
         for request_id, handle in handles.items():
             event = FinishEvent(request_id, reason, time.perf_counter(), error)
             handle.put(event)
+            if self._log is not None:
+                self._log.add(event)
             if self._listener is not None:
                 with contextlib.suppress(Exception):  # it may be the listener that failed
                     self._listener(event)

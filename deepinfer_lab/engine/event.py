@@ -2,16 +2,18 @@
 
 from dataclasses import dataclass
 
-from deepinfer_lab.engine.request import FinishReason
+from deepinfer_lab.engine.stopping import FinishReason
 
 
 @dataclass(frozen=True)
 class TokenEvent:
-    """One new token of a request."""
+    """One new token of a request. For `logprob` and `top` see `sampling.Choice`."""
 
     request_id: str
     token: int
     time: float
+    logprob: float | None = None
+    top: tuple[tuple[int, float], ...] = ()
 
 
 @dataclass(frozen=True)

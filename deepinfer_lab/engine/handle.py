@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from queue import SimpleQueue
 
 from deepinfer_lab.engine.event import FinishEvent, TokenEvent
-from deepinfer_lab.engine.request import FinishReason, Request
+from deepinfer_lab.engine.request import Request
+from deepinfer_lab.engine.stopping import FinishReason
 
 
 @dataclass(frozen=True)
@@ -14,8 +15,9 @@ class Completion:
 
     Attributes:
         request_id: its name. prompt_tokens: length of the prompt.
-        tokens: generated token ids. text: the same, decoded; empty where the model has no tokenizer.
+        tokens: generated token ids. text: the same, decoded, up to a stop string; empty where the model has no tokenizer.
         reason: why it ended. token_times: `time.perf_counter()` of each token.
+        logprobs: for each token its log-probability and the likeliest tokens', as `sampling.Choice` has them.
     """
 
     request_id: str
@@ -24,6 +26,7 @@ class Completion:
     text: str
     reason: FinishReason
     token_times: tuple[float, ...]
+    logprobs: tuple[tuple[float | None, tuple[tuple[int, float], ...]], ...]
 
 
 class RequestHandle:

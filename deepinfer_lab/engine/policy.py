@@ -23,6 +23,13 @@ class Sizer(Protocol):
     def tokens(self, chunk_tokens: int, decoding: int) -> int: ...
 
 
+class Join(Protocol):
+    """When the scheduler looks at a result."""
+
+    name: str
+    waits: bool  # for each piece of work, before the next one is launched
+
+
 @dataclass(frozen=True)
 class OneLane:
     """Everything on one lane, one piece of work after the other."""
@@ -49,6 +56,7 @@ class EachInTurn:
     """Every piece of work is finished and committed before the next one is launched."""
 
     name: str = "each-in-turn"
+    waits: bool = True
 
 
 @dataclass(frozen=True)
@@ -58,7 +66,7 @@ class Policy:
     name: str
     placement: Placement
     sizer: Sizer
-    join: EachInTurn
+    join: Join
 
 
 POLICIES = {policy.name: policy for policy in (Policy("serial", OneLane(), Fixed(), EachInTurn()),)}

@@ -3,7 +3,10 @@
 from dataclasses import dataclass, field
 from enum import Enum
 
-from deepinfer_lab.engine.sampling import SamplingParams
+import numpy as np
+
+from deepinfer_lab.engine.sampling import Draw, SamplingParams
+from deepinfer_lab.engine.stopping import Stopper
 
 
 class Phase(Enum):
@@ -11,13 +14,6 @@ class Phase(Enum):
     PREFILL = "prefill"
     DECODE = "decode"
     FINISHED = "finished"
-
-
-class FinishReason(Enum):
-    STOP = "stop"  # an end-of-sequence token
-    LENGTH = "length"  # max_tokens reached
-    CANCELLED = "cancelled"
-    ERROR = "error"
 
 
 @dataclass(frozen=True)
@@ -34,24 +30,33 @@ class Sequence:
     """A request in progress.
 
     Attributes:
-        blocks: KV blocks, reserved in full when the request leaves the waiting queue.
+        arrival: its place in the order of arrival, which is also its priority.
+        stopper: knows when it ends.
+        tokens: prompt and output so far.
+        blocks: KV blocks that it holds, in the order of its tokens; `block_table` is the same as an array.
         computed: tokens whose K and V are in the cache. sealed: blocks that are full.
-        output: tokens generated so far; the last one's K and V are not in the cache yet.
+        in_flight: work on it was launched and is not committed yet.
     """
 
     request: Request
+    arrival: int
+    stopper: Stopper
+    tokens: list[int] = field(init=False)
     phase: Phase = Phase.WAITING
     blocks: list[int] = field(default_factory=list)
+    block_table: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
     computed: int = 0
     sealed: int = 0
-    output: list[int] = field(default_factory=list)
+    in_flight: bool = False
+
+    def __post_init__(self) -> None:
+        self.tokens = list(self.request.prompt)
 
     @property
-    def length(self) -> int:
-        """Tokens of prompt and output together."""
-        return len(self.request.prompt) + len(self.output)
+    def output(self) -> list[int]:
+        """Tokens generated so far; the last one's K and V are not in the cache yet."""
+        return self.tokens[len(self.request.prompt) :]
 
-    @property
-    def most_tokens(self) -> int:
-        """The most K and V entries that the request can ever need; its last token is never fed back."""
-        return len(self.request.prompt) + self.request.params.max_tokens - 1
+    def draw(self) -> Draw:
+        """What the choice of the next token depends on, besides the logits."""
+        return Draw(self.request.params, len(self.tokens), self.tokens, self.stopper.banned)

@@ -2,17 +2,37 @@
 
 import time
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
+import torch
+
 from deepinfer_lab.engine.event import Event, FinishEvent, StepEvent, TokenEvent
-from deepinfer_lab.engine.lane import Lane, Ticket
+from deepinfer_lab.engine.lane import Lane, Mark, Ticket
+from deepinfer_lab.engine.memory import SequenceMemory
 from deepinfer_lab.engine.policy import Policy
-from deepinfer_lab.engine.request import FinishReason, Phase, Request, Sequence
-from deepinfer_lab.engine.work import Work, finish, prepare_decode, prepare_prefill
-from deepinfer_lab.kv.blocks import BlockAllocator
+from deepinfer_lab.engine.request import Phase, Request, Sequence
+from deepinfer_lab.engine.stopping import FinishReason, Stopper
+from deepinfer_lab.engine.work import Work, finish, halves, prepare_decode, prepare_prefill
+from deepinfer_lab.errors import NonFiniteLogits, OutOfDeviceMemory
 from deepinfer_lab.kv.pool import KVPool
 from deepinfer_lab.model.decoder import Decoder
+from deepinfer_lab.model.token_stream import TokenStream
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How much at a time.
+
+    Attributes:
+        chunk_tokens: the most tokens that one cycle prefills.
+        max_batch: the most requests that hold blocks.
+        max_in_flight: the most pieces of work that are launched and not committed.
+    """
+
+    chunk_tokens: int = 256
+    max_batch: int = 64
+    max_in_flight: int = 4
 
 
 @dataclass(frozen=True)
@@ -25,39 +45,55 @@ class Plan:
 
 
 class Scheduler:
-    """Paged, continuously batched, with chunked prefill.
+    """Paged, continuously batched, with chunked prefill, a prefix cache, and preemption when the pool is full.
 
     Args:
         model, kv: what the lanes run on.
         policy: how prefill and decode share the machine.
         eos_ids: tokens that end a sequence.
-        chunk_tokens: the most prompt tokens that one cycle prefills.
-        max_batch: the most requests that hold blocks at a time.
+        limits: how much at a time.
+        prefix_cache: reuse blocks of earlier requests that begin alike.
+        stream: makes the text of a request with stop strings; None where there is no tokenizer.
+        lane: makes a lane from its name, the model and the pool.
     """
 
     def __init__(
-        self, model: Decoder, kv: KVPool, policy: Policy, eos_ids: Collection[int], chunk_tokens: int, max_batch: int
+        self,
+        model: Decoder,
+        kv: KVPool,
+        policy: Policy,
+        eos_ids: Collection[int],
+        limits: Limits,
+        *,
+        prefix_cache: bool = True,
+        stream: Callable[[], TokenStream] | None = None,
+        lane: Callable[[str, Decoder, KVPool], Lane] = Lane,
     ) -> None:
         self._model, self._kv, self._policy = model, kv, policy
-        self._eos_ids, self._chunk_tokens, self._max_batch = eos_ids, chunk_tokens, max_batch
-        self.allocator = BlockAllocator(kv.num_blocks)
-        self._lanes = {name: Lane(name, model, kv) for name in policy.placement.lanes}
-        self._waiting: deque[Sequence] = deque()
-        self._prefilling: deque[Sequence] = deque()  # round-robin
-        self._decoding: list[Sequence] = []
+        self._eos_ids, self._limits, self._stream = eos_ids, limits, stream
+        self.memory = SequenceMemory(kv, prefix_cache=prefix_cache)
+        self._lanes = {name: lane(name, model, kv) for name in policy.placement.lanes}
+        self._waiting: deque[Sequence] = deque()  # by arrival
+        self._ready: list[Sequence] = []  # hold blocks; by arrival
+        self._turns: deque[Sequence] = deque()  # those of them that are reading their prompts, whose turn is next first
+        self._in_flight: list[Ticket] = []  # in order of launch
         self._last: dict[str, Ticket] = {}  # newest ticket of each lane: the fences of whatever is released now
+        self._arrivals = 0
         self.counters = {
             "cycles": 0,
             "prefill_steps": 0,
             "decode_steps": 0,
             "prefill_decode_overlap_steps": 0,
             "prefill_decode_stream_overlap_steps": 0,
+            "preemptions": 0,
             "finished_requests": 0,
         }
 
     def add(self, request: Request) -> None:
         """Queue an admitted request."""
-        self._waiting.append(Sequence(request))
+        stream = self._stream() if self._stream is not None and request.params.stop else None
+        self._waiting.append(Sequence(request, self._arrivals, Stopper(request.params, self._eos_ids, stream)))
+        self._arrivals += 1
 
     def cancel(self, request_id: str) -> list[Event]:
         """End a request wherever it is. Returns its terminal event, or nothing where it has ended already."""
@@ -68,99 +104,179 @@ class Scheduler:
 
     def live(self) -> list[Sequence]:
         """All requests that have not finished."""
-        return [*self._waiting, *self._prefilling, *self._decoding]
+        return [*self._ready, *self._waiting]
 
     def cycle(self) -> list[Event]:
-        """Run one scheduling cycle: at most one decode batch and one prefill chunk."""
-        self.allocator.reclaim()
+        """Run one scheduling cycle: commit what has finished, then launch at most one decode batch and one prefill chunk."""
+        self.counters["cycles"] += 1
+        events = self._commit_finished()
+        self.memory.allocator.reclaim()
         self._start_waiting()
         plan = self._plan()
-        events: list[Event] = []
-        self.counters["cycles"] += 1
+        self.memory.scrub()
+        launched = False
         self.counters["prefill_decode_overlap_steps"] += bool(plan.decode and plan.prefill)
+        where = (self.counters["cycles"], self._kv.block_size, self._model.device)
         if plan.decode:  # decode first: whoever already reads must not wait for a newcomer's prompt
-            events += self._run(prepare_decode(plan.decode, self._kv.block_size, self._model.device))
-        if plan.prefill:
-            work = prepare_prefill(plan.prefill, plan.prefill_tokens, self._kv.block_size, self._model.device)
-            events += self._run(work)
+            events += self._run(prepare_decode(plan.decode, *where))
+            launched = True
+        if plan.prefill and self._has_room():
+            events += self._run(prepare_prefill(plan.prefill, plan.prefill_tokens, *where))
+            launched = True
+        if not launched and self._in_flight:  # everything waits for what runs already
+            self._in_flight[0].finished.wait()
+            events += self._commit_finished()
         return events
+
+    def preempt(self, sequence: Sequence) -> None:
+        """Take a ready sequence's blocks and queue it again. It will read all its tokens anew, or find them cached."""
+        assert not sequence.in_flight
+        self._leave_ready(sequence)
+        self.memory.release(sequence, self._fences(sequence))
+        sequence.phase = Phase.WAITING
+        place = sum(other.arrival < sequence.arrival for other in self._waiting)
+        self._waiting.insert(place, sequence)
+        self.counters["preemptions"] += 1
 
     def check_integrity(self) -> None:
         """Assert that every block is in exactly one place."""
-        self.allocator.check_integrity(s.blocks for s in self.live())
+        self.memory.check_integrity(self.live())
 
     def status(self) -> dict[str, object]:
         """Queue sizes, blocks by state, counters."""
-        self.allocator.reclaim()  # an idle engine has no cycles that would
+        prefix = self.memory.prefix
         return {
             "policy": self._policy.name,
             "waiting": len(self._waiting),
-            "prefilling": len(self._prefilling),
-            "decoding": len(self._decoding),
-            "blocks": self.allocator.counts(),
+            "prefilling": len(self._turns),
+            "decoding": len(self._ready) - len(self._turns),
+            "in_flight": len(self._in_flight),
+            "blocks": self.memory.counts(),
+            "prefix_cache": None if prefix is None else dict(prefix.counters),
             **self.counters,
         }
 
     def _start_waiting(self) -> None:
-        """Move waiting requests to prefill, first come first served, while the pool can hold their longest outcome."""
-        while self._waiting and len(self._prefilling) + len(self._decoding) < self._max_batch:
+        """Move waiting requests to ready, first come first served, while the pool holds what they begin with.
+
+        A block for the next token of everybody who is ready stays spare, so that a newcomer is not preempted at once.
+        """
+        while self._waiting and len(self._ready) < self._limits.max_batch:
             sequence = self._waiting[0]
-            blocks = self.allocator.allocate(-(-sequence.most_tokens // self._kv.block_size))
-            if blocks is None:
+            if not self.memory.start(sequence, spare=len(self._ready)):
                 return
-            self._kv.clear(blocks)
             self._waiting.popleft()
-            sequence.blocks, sequence.phase = blocks, Phase.PREFILL
-            self._prefilling.append(sequence)
+            sequence.phase = Phase.PREFILL
+            self._ready.append(sequence)
+            self._turns.append(sequence)
 
     def _plan(self) -> Plan:
-        tokens = self._policy.sizer.tokens(self._chunk_tokens, len(self._decoding))
-        return Plan(tuple(self._decoding), self._prefilling[0] if self._prefilling else None, tokens)
+        decode = self._with_room_to_grow() if self._has_room() else ()
+        prefill = next((s for s in self._turns if not s.in_flight), None)
+        decoding = len(self._ready) - len(self._turns)
+        return Plan(decode, prefill, self._policy.sizer.tokens(self._limits.chunk_tokens, decoding))
+
+    def _with_room_to_grow(self) -> tuple[Sequence, ...]:
+        """Those that can take a decode step now, each with a slot for its token.
+
+        In order of arrival, and whoever needs a block may take it from those that arrived later alone: the oldest request
+        always goes on, so that nobody starves.
+        """
+        chosen: list[Sequence] = []
+        for sequence in list(self._ready):
+            if sequence.phase is not Phase.DECODE or sequence.in_flight:
+                continue  # not due, or preempted a moment ago
+            while not (room := self.memory.grow(sequence)):
+                victim = self._victim(sequence)
+                if victim is None:
+                    break
+                self.preempt(victim)
+            if room:
+                chosen.append(sequence)
+        return tuple(chosen)
+
+    def _victim(self, sequence: Sequence) -> Sequence | None:
+        """The latest arrival after this one that would free a block at once. One in flight, or all shared, frees none."""
+        later = [s for s in self._ready if s.arrival > sequence.arrival and not s.in_flight]
+        return next((s for s in reversed(later) if self.memory.gain(s)), None)
+
+    def _has_room(self) -> bool:
+        return len(self._in_flight) < self._limits.max_in_flight
+
+    def _fences(self, sequence: Sequence) -> list[Mark]:
+        """What must pass before a sequence's blocks change hands: nothing where all its work is committed."""
+        return [ticket.finished for ticket in self._last.values()] if sequence.in_flight else []
 
     def _run(self, work: Work) -> list[Event]:
+        """Launch, and wait where the policy says so. Work for which there is no memory is halved, down to one request."""
         lane = self._lanes[self._policy.placement.lane_for(work.phase)]
-        ticket = lane.launch(work)
-        self._last[lane.name] = ticket
-        ticket.finished.wait()
-        finished = time.perf_counter()
-        self.counters[f"{work.phase}_steps"] += 1
-        gained = finish(work, ticket.logits)
-        ids = tuple(s.request.id for s in work.sequences)
-        events: list[Event] = [
-            StepEvent(work.phase, lane.name, self.counters["cycles"], ticket.launched, finished, ids, sum(work.counts))
-        ]
+        try:
+            ticket = lane.launch(work)
+        except torch.OutOfMemoryError as error:
+            if len(work.sequences) > 1:
+                return [e for half in halves(work, self._kv.block_size, self._model.device) for e in self._run(half)]
+            sequence = work.sequences[0]
+            cause = OutOfDeviceMemory(
+                f"request {sequence.request.id}: {work.phase} of {work.counts[0]} tokens: {error}"
+            )
+            return [self._end(sequence, FinishReason.ERROR, cause)]
         for sequence in work.sequences:
-            self._seal(sequence)
-        if work.phase == "prefill":
-            self._requeue(work.sequences[0])
-        for sequence, token in gained:
-            events.append(TokenEvent(sequence.request.id, token, time.perf_counter()))
-            if token in self._eos_ids and not sequence.request.params.ignore_eos:
-                events.append(self._end(sequence, FinishReason.STOP))
-            elif len(sequence.output) >= sequence.request.params.max_tokens:
-                events.append(self._end(sequence, FinishReason.LENGTH))
+            sequence.in_flight = True
+        if work.phase == "prefill":  # its next chunk comes after everybody else's
+            self._turns.remove(work.sequences[0])
+            self._turns.append(work.sequences[0])
+        self._in_flight.append(ticket)
+        self._last[lane.name] = ticket
+        self.counters[f"{work.phase}_steps"] += 1
+        if self._policy.join.waits:
+            ticket.finished.wait()
+        return self._commit_finished()
+
+    def _commit_finished(self) -> list[Event]:
+        done = [ticket for ticket in self._in_flight if ticket.finished.query()]
+        self._in_flight = [ticket for ticket in self._in_flight if ticket not in done]
+        return [event for ticket in done for event in self._commit(ticket)]
+
+    def _commit(self, ticket: Ticket) -> list[Event]:
+        work = ticket.work
+        ids = tuple(s.request.id for s in work.sequences)
+        now = time.perf_counter()
+        events: list[Event] = [
+            StepEvent(work.phase, ticket.lane, work.cycle, ticket.launched, now, ids, sum(work.counts))
+        ]
+        choices = finish(work, ticket.logits)
+        for sequence in work.sequences:
+            if sequence.phase is not Phase.FINISHED:
+                self.memory.commit(sequence)
+        for sequence, choice in choices:
+            if sequence in self._turns:
+                self._turns.remove(sequence)
+            if choice is None:
+                cause = NonFiniteLogits(
+                    f"request {sequence.request.id}: logits after {len(sequence.tokens)} tokens are not finite"
+                )
+                events.append(self._end(sequence, FinishReason.ERROR, cause))
+                continue
+            sequence.tokens.append(choice.token)
+            events.append(
+                TokenEvent(sequence.request.id, choice.token, time.perf_counter(), choice.logprob, choice.top)
+            )
+            reason = sequence.stopper.push(choice.token)
+            if reason is not None:
+                events.append(self._end(sequence, reason))
         return events
 
-    def _seal(self, sequence: Sequence) -> None:
-        """Blocks that the last step filled are never written again."""
-        full = sequence.computed // self._kv.block_size
-        self.allocator.seal(sequence.blocks[sequence.sealed : full])
-        sequence.sealed = full
-
-    def _requeue(self, sequence: Sequence) -> None:
-        self._prefilling.popleft()
-        (self._decoding if sequence.phase is Phase.DECODE else self._prefilling).append(sequence)
-
-    def _end(self, sequence: Sequence, reason: FinishReason) -> FinishEvent:
-        queue = {
-            Phase.WAITING: self._waiting,
-            Phase.PREFILL: self._prefilling,
-            Phase.DECODE: self._decoding,
-        }[sequence.phase]
-        queue.remove(sequence)
+    def _end(self, sequence: Sequence, reason: FinishReason, error: Exception | None = None) -> FinishEvent:
+        if sequence.phase is Phase.WAITING:
+            self._waiting.remove(sequence)
+        else:
+            self._leave_ready(sequence)
         sequence.phase = Phase.FINISHED
-        if sequence.blocks:
-            self.allocator.release(sequence.blocks, [ticket.finished for ticket in self._last.values()])
-            sequence.blocks = []
+        self.memory.release(sequence, self._fences(sequence))
         self.counters["finished_requests"] += 1
-        return FinishEvent(sequence.request.id, reason, time.perf_counter())
+        return FinishEvent(sequence.request.id, reason, time.perf_counter(), error)
+
+    def _leave_ready(self, sequence: Sequence) -> None:
+        self._ready.remove(sequence)
+        if sequence in self._turns:
+            self._turns.remove(sequence)

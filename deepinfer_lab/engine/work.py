@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 
 from deepinfer_lab.engine.request import Phase, Sequence
-from deepinfer_lab.engine.sampling import sample
+from deepinfer_lab.engine.sampling import Choice, choose
 from deepinfer_lab.model.step_input import Span, StepInput
 
 
@@ -16,49 +16,64 @@ class Work:
     """One forward pass over some sequences.
 
     Attributes:
-        phase: "prefill" (a chunk of one prompt) or "decode" (one token of each sequence).
+        phase: "prefill" (a chunk of one sequence) or "decode" (one token of each).
         sequences: in the order of the step's spans. counts: new tokens of each.
+        cycle: of the scheduler, in which it was prepared.
     """
 
     phase: Literal["prefill", "decode"]
     sequences: tuple[Sequence, ...]
     counts: tuple[int, ...]
     step: StepInput
+    cycle: int
 
 
-def prepare_prefill(sequence: Sequence, tokens: int, block_size: int, device: torch.device) -> Work:
-    """The next chunk of at most `tokens` prompt tokens."""
-    prompt = sequence.request.prompt
-    chunk = prompt[sequence.computed : sequence.computed + tokens]
-    step = StepInput.build([Span(chunk, sequence.computed, sequence.blocks)], block_size, device)
-    return Work("prefill", (sequence,), (len(chunk),), step)
+def prepare_prefill(sequence: Sequence, tokens: int, cycle: int, block_size: int, device: torch.device) -> Work:
+    """The next chunk of at most `tokens` tokens: of the prompt, or after a preemption of all that was there."""
+    chunk = sequence.tokens[sequence.computed : sequence.computed + tokens]
+    step = StepInput.build([Span(chunk, sequence.computed, sequence.block_table)], block_size, device)
+    return Work("prefill", (sequence,), (len(chunk),), step, cycle)
 
 
-def prepare_decode(sequences: Seq[Sequence], block_size: int, device: torch.device) -> Work:
+def prepare_decode(sequences: Seq[Sequence], cycle: int, block_size: int, device: torch.device) -> Work:
     """The next token of every given sequence."""
-    spans = [Span(s.output[-1:], s.computed, s.blocks) for s in sequences]
-    return Work("decode", tuple(sequences), (1,) * len(spans), StepInput.build(spans, block_size, device))
+    spans = [Span(s.tokens[-1:], s.computed, s.block_table) for s in sequences]
+    return Work("decode", tuple(sequences), (1,) * len(spans), StepInput.build(spans, block_size, device), cycle)
 
 
-def finish(work: Work, logits: torch.Tensor) -> list[tuple[Sequence, int]]:
-    """Commit a forward pass that has run: advance its sequences and sample for those that are due a token.
+def halves(work: Work, block_size: int, device: torch.device) -> tuple[Work, Work]:
+    """A decode batch in two."""
+    middle = len(work.sequences) // 2
+    first, second = work.sequences[:middle], work.sequences[middle:]
+    return (
+        prepare_decode(first, work.cycle, block_size, device),
+        prepare_decode(second, work.cycle, block_size, device),
+    )
+
+
+def finish(work: Work, logits: torch.Tensor) -> list[tuple[Sequence, Choice | None]]:
+    """Commit a forward pass that has run: advance its sequences and choose a token for those that are due one.
+
+    A sequence that ended while the work was in flight is left as it is.
 
     Args:
         logits: [S, vocab], one row per sequence of the work.
 
     Returns:
-        The sequences that gained a token, with the token.
+        The sequences that are due a token, with the choice; None where their logits allow none.
     """
     due = []
     for row, (sequence, count) in enumerate(zip(work.sequences, work.counts, strict=True)):
+        sequence.in_flight = False
+        if sequence.phase is Phase.FINISHED:
+            continue
         sequence.computed += count
-        if sequence.computed >= len(sequence.request.prompt):
+        if sequence.computed == len(sequence.tokens):
             sequence.phase = Phase.DECODE
             due.append((row, sequence))
     if not due:
         return []
     rows = [row for row, _ in due]
-    tokens = sample(logits[rows], [s.request.params for _, s in due], [s.length for _, s in due])
-    for (_, sequence), token in zip(due, tokens, strict=True):
-        sequence.output.append(token)
-    return [(sequence, token) for (_, sequence), token in zip(due, tokens, strict=True)]
+    chosen = logits if len(rows) == len(logits) else logits[rows]
+    choices = choose(chosen, [sequence.draw() for _, sequence in due])
+    return [(sequence, choice) for (_, sequence), choice in zip(due, choices, strict=True)]

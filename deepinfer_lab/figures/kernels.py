@@ -18,6 +18,7 @@ LOOKS: Mapping[str, tuple[str, str]] = MappingProxyType(
         "gemv_batch_tile": (PALETTE[1], "s"),
         "gemv_warp_tile": (PALETTE[2], "^"),
         "tiled_gemm": (PALETTE[3], "D"),
+        "tiled_gemm_split_k": ("#8C510A", "P"),
         "dequant_cublas": (PALETTE[4], "v"),
         "cublas_fp16": (PALETTE[6], "x"),
     }

@@ -14,7 +14,12 @@ from deepinfer_lab.kernels.gemv import (
     w4_gemv_batch_tile,
 )
 from deepinfer_lab.kernels.loader import preload
-from deepinfer_lab.kernels.tiled_gemm import w3_tiled_gemm, w4_tiled_gemm
+from deepinfer_lab.kernels.tiled_gemm import (
+    w3_tiled_gemm,
+    w3_tiled_gemm_split_k,
+    w4_tiled_gemm,
+    w4_tiled_gemm_split_k,
+)
 
 __all__ = [
     "LAUNCHERS",
@@ -24,9 +29,11 @@ __all__ = [
     "w3_gemv_grid_y",
     "w3_gemv_warp_tile",
     "w3_tiled_gemm",
+    "w3_tiled_gemm_split_k",
     "w4_gemv",
     "w4_gemv_batch_tile",
     "w4_tiled_gemm",
+    "w4_tiled_gemm_split_k",
 ]
 
 # Launcher by kernel name, as `dispatch.choose` returns it: (x, packed, scales, group, bias=None, out=None) -> [M, N].
@@ -42,6 +49,8 @@ LAUNCHERS: MappingProxyType[str, Callable[..., torch.Tensor]] = MappingProxyType
             w3_gemv_warp_tile,
             w4_tiled_gemm,
             w3_tiled_gemm,
+            w4_tiled_gemm_split_k,
+            w3_tiled_gemm_split_k,
         )
     }
 )

@@ -20,7 +20,8 @@ from types import ModuleType
 import platformdirs
 
 from deepinfer_lab.errors import KernelError, MissingDependency
-from deepinfer_lab.kernels.catalogue import KERNELS, headers
+from deepinfer_lab.kernels.catalogue import headers
+from deepinfer_lab.kernels.ops_catalogue import COMPILED
 
 ARCHS = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_120")  # compiled in every test run
 OPTIONS = ("--std=c++17", "--ptxas-options=-v")  # -v: the log names registers, shared memory and spills
@@ -43,18 +44,18 @@ def compile_kernel(name: str, arch: str) -> Binary:
     """Compile one kernel, or take it from the cache.
 
     Args:
-        name: a key of `catalogue.KERNELS`. arch: "sm_86", say.
+        name: a key of `ops_catalogue.COMPILED`. arch: "sm_86", say.
 
     Raises:
         KernelError: unknown kernel, an architecture that this NVRTC does not know, or a source that does not compile.
         MissingDependency: CuPy or NVRTC is not installed.
     """
-    if name not in KERNELS:
-        raise KernelError(f"unknown kernel {name!r}: there are {', '.join(KERNELS)}")
+    if name not in COMPILED:
+        raise KernelError(f"unknown kernel {name!r}: there are {', '.join(COMPILED)}")
     if not re.fullmatch(r"sm_\d+[af]?", arch):
         raise KernelError(f"architecture {arch!r}: must look like sm_86")
     nvrtc = load_nvrtc()
-    source = KERNELS[name].source.read_bytes()
+    source = COMPILED[name].source.read_bytes()
     included = {path.name: path.read_bytes() for path in headers()}
     key = _key(arch, nvrtc.getVersion(), source, included)
     stem = cache_folder() / f"{name}-{arch}-{key[:16]}"

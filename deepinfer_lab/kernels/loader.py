@@ -2,15 +2,18 @@
 
 import functools
 import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
 from deepinfer_lab.errors import KernelError
-from deepinfer_lab.kernels.catalogue import KERNELS, Kernel
+from deepinfer_lab.kernels.catalogue import ADD_PARTIALS, KERNELS, Kernel
 from deepinfer_lab.kernels.check import Operands
 from deepinfer_lab.kernels.compiler import arch_for, compile_kernel
+from deepinfer_lab.kernels.ops_catalogue import MIN_CAPABILITY, OPS, Op
 
 
 class Loader:
@@ -18,32 +21,35 @@ class Loader:
 
     def __init__(self, device: int) -> None:
         self.device = device
-        self._functions: dict[str, Any] = {}
+        self._functions: dict[tuple[str, str], Any] = {}
         self._lock = threading.Lock()
 
-    def function(self, name: str) -> Any:
-        """The CuPy function of a kernel.
+    def function(self, kernel: str, entry: str | None = None) -> Any:
+        """The CuPy function of a kernel, or the function called `entry` in the same source.
 
         Raises:
             KernelError: the kernel does not compile for this device, or it is first asked for during graph capture, when
                 a module cannot be loaded.
         """
-        found = self._functions.get(name)
+        key = kernel, entry or kernel
+        found = self._functions.get(key)
         if found is None:
             with self._lock, torch.cuda.device(self.device):
-                found = self._functions.get(name) or self._load(name)
-                self._functions[name] = found
+                # The function keeps its module alive.
+                found = self._functions.get(key) or self._module(kernel).get_function(key[1])
+                self._functions[key] = found
         return found
 
-    def _load(self, name: str) -> Any:
+    def _module(self, kernel: str) -> Any:
         if torch.cuda.is_current_stream_capturing():
-            raise KernelError(f"{name} is not loaded and a CUDA graph is being captured; call kernels.preload() before")
+            raise KernelError(
+                f"{kernel} is not loaded and a CUDA graph is being captured; call kernels.preload() first"
+            )
         from cupy.cuda.function import Module
 
-        arch = arch_for(torch.cuda.get_device_capability(self.device))
         module = Module()
-        module.load(compile_kernel(name, arch).cubin)
-        return module.get_function(name)  # it keeps the module alive
+        module.load(compile_kernel(kernel, arch_for(torch.cuda.get_device_capability(self.device))).cubin)
+        return module
 
 
 @functools.cache
@@ -56,16 +62,46 @@ def preload(device: torch.device | str = "cuda") -> None:
     """Compile and load every kernel, so that no later call does: before capturing CUDA graphs, or before timing."""
     index = torch.device(device).index
     kernels = loader(torch.cuda.current_device() if index is None else index)
-    for name in KERNELS:
-        kernels.function(name)
+    for kernel in KERNELS.values():
+        kernels.function(kernel.name)
+        if kernel.split_k:
+            kernels.function(kernel.name, ADD_PARTIALS)
+    if torch.cuda.get_device_capability(kernels.device) >= MIN_CAPABILITY:
+        for name in OPS:
+            kernels.function(name)
+
+
+@dataclass(frozen=True)
+class _TorchStream:
+    """One of torch's streams, in the CUDA stream protocol: CuPy launches on it and owns nothing."""
+
+    pointer: int
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return 0, self.pointer  # version of the protocol, cudaStream_t
 
 
 @functools.cache
-def _external_stream(pointer: int) -> Any:
-    """CuPy's view of one of torch's streams; it owns nothing, and torch keeps its pool of streams to the end."""
+def _cupy_stream(pointer: int) -> Any:
+    """Kept for good, as torch keeps its pool of streams."""
     import cupy
 
-    return cupy.cuda.ExternalStream(pointer)
+    return cupy.cuda.Stream.from_external(_TorchStream(pointer))
+
+
+def _enqueue(
+    function: Any,
+    grid: tuple[int, ...],
+    threads: int,
+    tensors: Sequence[torch.Tensor | None],
+    numbers: Sequence[int | np.number],
+) -> None:
+    device = tensors[0].device
+    pointers = [0 if tensor is None else tensor.data_ptr() for tensor in tensors]
+    scalars = [number if isinstance(number, np.number) else np.int32(number) for number in numbers]
+    with torch.cuda.device(device):
+        stream = _cupy_stream(torch.cuda.current_stream(device).cuda_stream)
+        function(grid, (threads,), (*map(np.uint64, pointers), *scalars), stream=stream)
 
 
 def launch(kernel: Kernel, operands: Operands) -> torch.Tensor:
@@ -77,12 +113,34 @@ def launch(kernel: Kernel, operands: Operands) -> torch.Tensor:
         operands.out.
     """
     o = operands
-    device = o.x.device
-    function = loader(device.index).function(kernel.name)
-    pointers = [tensor.data_ptr() if tensor is not None else 0 for tensor in (o.x, o.packed, o.scales, o.bias, o.out)]
-    sizes = [o.m, o.n, o.k, o.group]
-    arguments = (*map(np.uint64, pointers), *map(np.int32, sizes))
-    with torch.cuda.device(device):
-        stream = _external_stream(torch.cuda.current_stream(device).cuda_stream)
-        function(kernel.grid(o.m, o.n), (kernel.threads,), arguments, stream=stream)
+    function = loader(o.x.device.index).function(kernel.name)
+    tensors = (o.x, o.packed, o.scales, o.bias, o.out)
+    _enqueue(function, kernel.grid(o.m, o.n), kernel.threads, tensors, (o.m, o.n, o.k, o.group))
     return o.out
+
+
+def launch_op(op: Op, grid: tuple[int, ...], tensors: Sequence[torch.Tensor | None], *numbers: int | np.number) -> None:
+    """Enqueue a kernel of `ops_catalogue`: pointers first (null for None), then numbers, int32 unless of another NumPy type.
+
+    The first tensor says on which device.
+    """
+    _enqueue(loader(tensors[0].device.index).function(op.name), grid, op.threads, tensors, numbers)
+
+
+def launch_split_k(kernel: Kernel, operands: Operands) -> torch.Tensor:
+    """Enqueue a kernel that splits K, and the launch that adds its partial sums. As `launch` otherwise."""
+    o = operands
+    kernels = loader(o.x.device.index)
+    splits = kernel.splits(o.n, o.k, _multiprocessors(o.x.device.index))
+    partial = torch.empty(splits, o.m, o.n, dtype=torch.float32, device=o.x.device)
+    tensors = (o.x, o.packed, o.scales, None, partial)
+    grid = (*kernel.grid(o.m, o.n), splits)
+    _enqueue(kernels.function(kernel.name), grid, kernel.threads, tensors, (o.m, o.n, o.k, o.group))
+    add = kernels.function(kernel.name, ADD_PARTIALS)
+    _enqueue(add, (-(-o.n // kernel.threads), o.m), kernel.threads, (partial, o.bias, o.out), (o.m, o.n, splits))
+    return o.out
+
+
+@functools.cache
+def _multiprocessors(device: int) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count

@@ -1,4 +1,4 @@
-"""Who does what in the tiled kernels, as arrays: the index formulas of `cuda/tiled_gemm.cuh` and `cuda/w?_tiled_gemm.cu`.
+"""Who does what in the tiled kernels, as arrays: the index formulas of `cuda/tiled_gemm.cuh` and `cuda/unpack_w?_tile.cuh`.
 
 A thread is its number in the block of 256. k and n count within the tile of 32 x 64 weights, m within its 32 rows.
 """
@@ -38,7 +38,7 @@ class CellMap:
 
 
 def unpack_map(bits: int) -> UnpackMap:
-    """The map of `UnpackW4::tile` or `UnpackW3::tile`.
+    """The map of `UnpackW4` or `UnpackW3`.
 
     Raises:
         KernelError: bits not 3 or 4.
@@ -82,12 +82,12 @@ def conflict_ways(halves: np.ndarray) -> np.ndarray:
     Returns:
         int [...]: 1 where there is no conflict. Lanes in the same word share a turn.
     """
-    flat = halves.reshape(-1, WARP)
-    ways = np.zeros(len(flat), dtype=int)
-    for i, lanes in enumerate(flat):
-        words = np.unique(lanes // WORD_HALVES)
-        ways[i] = np.bincount(words % BANKS).max()
-    return ways.reshape(halves.shape[:-1])
+    ways = [_ways(lanes // WORD_HALVES) for lanes in halves.reshape(-1, WARP)]
+    return np.array(ways).reshape(halves.shape[:-1])
+
+
+def _ways(words: np.ndarray) -> int:
+    return int(np.bincount(np.unique(words) % BANKS).max())
 
 
 def b_write_offsets(bits: int, stride: int = PADDED) -> np.ndarray:
@@ -96,18 +96,50 @@ def b_write_offsets(bits: int, stride: int = PADDED) -> np.ndarray:
     return (cells.k * stride + cells.n).reshape(-1, WARP, 8).transpose(0, 2, 1)
 
 
-def b_read_offsets(stride: int = PADDED) -> np.ndarray:
-    """Element offsets in shared_b of the multiplication's reads: [8 warps, 32 k, 4 columns, 32 lanes]."""
-    lane = np.arange(THREADS).reshape(-1, 1, 1, WARP)
-    k, j = np.arange(BK)[None, :, None, None], np.arange(4)[None, None, :, None]
-    return k * stride + lane % 16 * 4 + j
+@dataclass(frozen=True)
+class Read:
+    """One read of the multiplication by all warps: `first`, int [8 warps, 32 lanes], where each lane's begins, as an offset
+    in elements, and `halves`, how many elements it takes."""
+
+    first: np.ndarray
+    halves: int
+
+    @property
+    def turns(self) -> int:
+        """Turns of the busiest warp. Shared memory delivers 128 bytes a turn: reads of up to four bytes serve all lanes of a
+        warp at once, of eight bytes half of them, of sixteen a quarter."""
+        served = WARP * WORD_HALVES // max(WORD_HALVES, self.halves)
+        groups = self.first.reshape(-1, WARP // served, served)
+        words = groups[..., None] // WORD_HALVES + np.arange(-(-self.halves // WORD_HALVES))
+        return max(sum(_ways(group.ravel()) for group in warp) for warp in words)
 
 
-def a_read_offsets() -> np.ndarray:
-    """Element offsets in shared_a of the multiplication's reads: [8 warps, 32 k, 2 rows, 32 lanes]."""
-    thread = np.arange(THREADS).reshape(-1, 1, 1, WARP)
-    k, i = np.arange(BK)[None, :, None, None], np.arange(2)[None, None, :, None]
-    return (thread // 16 * 2 + i) * BK + k
+def _read(row: np.ndarray, column: np.ndarray, stride: int, halves: int) -> Read:
+    return Read((row * stride + column).reshape(-1, WARP), halves)
+
+
+def one_by_one() -> list[Read]:
+    """The reads of a tile's multiplication as the article counts them (section 2.2): for each k two activations and four
+    weights."""
+    thread = np.arange(THREADS)
+    return [
+        read
+        for k in range(BK)
+        for read in (
+            *(_read(thread // 16 * 2 + i, k, BK, 1) for i in range(2)),
+            *(_read(k, thread % 16 * 4 + j, PADDED, 1) for j in range(4)),
+        )
+    ]
+
+
+def wide() -> list[Read]:
+    """The same values in the fewest reads that alignment allows: `multiply` and `load_b` of `cuda/tiled_gemm.cuh`."""
+    thread = np.arange(THREADS)
+    row, column = thread // 16 * 2, thread % 16 * 4
+    pieces = {0: [(0, 4)], 1: [(0, 1), (1, 2), (3, 1)], 2: [(0, 2), (2, 2)], 3: [(0, 1), (1, 2), (3, 1)]}  # by k % 4
+    activations = [_read(row + i, k, BK, 8) for k in range(0, BK, 8) for i in range(2)]
+    weights = [_read(k, column + j, PADDED, halves) for k in range(BK) for j, halves in pieces[k % 4]]
+    return activations + weights
 
 
 def shared_bytes() -> dict[str, int]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from deepinfer_lab.errors import KernelError
 from deepinfer_lab.kernels.catalogue import KERNELS
 from deepinfer_lab.kernels.compiler import ARCHS, Binary, compile_kernel
+from deepinfer_lab.kernels.ops_catalogue import COMPILED
 from deepinfer_lab.progress import bar
 
 REGISTER_UNIT = 256  # registers are allocated to warps in units of this many
@@ -169,7 +170,7 @@ def report(kernels: Iterable[str] = tuple(KERNELS), archs: Iterable[str] = ARCHS
     for name, arch in bar(pairs, desc="compiling kernels", unit="kernel"):
         binary = compile_kernel(name, arch)
         used = usage(binary)
-        threads = KERNELS[name].threads
+        threads = COMPILED[name].threads
         rows.append(
             Row(
                 kernel=name,

@@ -6,20 +6,45 @@ from dataclasses import dataclass
 import torch
 
 from deepinfer_lab.errors import SettingError
+from deepinfer_lab.kv.int8 import dequantise, quantise
 
 
 @dataclass(frozen=True)
 class KVShape:
-    """What one token costs: K and V in every layer."""
+    """What one token costs: K and V in every layer.
+
+    dtype: what the model computes in, and gets from the cache.
+    quantised: store INT8 values and float16 scales (`int8.py`) in place of `dtype`.
+    """
 
     num_layers: int
     num_kv_heads: int
     head_dim: int
     dtype: torch.dtype
+    quantised: bool = False
+
+    @property
+    def stored_dtype(self) -> torch.dtype:
+        return torch.int8 if self.quantised else self.dtype
 
     @property
     def bytes_per_token(self) -> int:
-        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * self.dtype.itemsize
+        scale = torch.float16.itemsize if self.quantised else 0
+        return 2 * self.num_layers * self.num_kv_heads * (self.head_dim * self.stored_dtype.itemsize + scale)
+
+
+@dataclass(frozen=True)
+class KVLayer:
+    """One layer's memory as it lies, for kernels: views into the pool, contiguous, one row per slot.
+
+    k, v: [num_blocks * block_size, kv_heads, head_dim], the compute dtype or int8.
+    k_scale, v_scale: float16 [num_blocks * block_size, kv_heads], or None where the values are not quantised.
+    """
+
+    k: torch.Tensor
+    v: torch.Tensor
+    k_scale: torch.Tensor | None
+    v_scale: torch.Tensor | None
 
 
 class KVPool:
@@ -30,11 +55,17 @@ class KVPool:
     """
 
     def __init__(self, shape: KVShape, num_blocks: int, block_size: int, device: torch.device) -> None:
-        self.num_blocks, self.block_size = num_blocks, block_size
-        size = (shape.num_layers, num_blocks * block_size, shape.num_kv_heads, shape.head_dim)
+        self.shape, self.num_blocks, self.block_size = shape, num_blocks, block_size
+        vectors = (shape.num_layers, num_blocks * block_size, shape.num_kv_heads)
+
         # Zeros, not garbage: padded slots are masked out of attention, but 0 * NaN would still be NaN.
-        self._k = torch.zeros(size, dtype=shape.dtype, device=device)
-        self._v = torch.zeros(size, dtype=shape.dtype, device=device)
+        def values() -> torch.Tensor:
+            return torch.zeros((*vectors, shape.head_dim), dtype=shape.stored_dtype, device=device)
+
+        def scales() -> torch.Tensor | None:
+            return torch.zeros(vectors, dtype=torch.float16, device=device) if shape.quantised else None
+
+        self._k, self._v, self._k_scale, self._v_scale = values(), values(), scales(), scales()
 
     @classmethod
     def within(cls, budget_bytes: int, shape: KVShape, block_size: int, device: torch.device) -> "KVPool":
@@ -53,18 +84,28 @@ class KVPool:
 
     @property
     def nbytes(self) -> int:
-        return self._k.nbytes + self._v.nbytes
+        return sum(tensor.nbytes for tensor in self._tensors())
+
+    def layer(self, layer: int) -> KVLayer:
+        """The memory of one layer, without a copy."""
+        if self._k_scale is None or self._v_scale is None:
+            return KVLayer(self._k[layer], self._v[layer], None, None)
+        return KVLayer(self._k[layer], self._v[layer], self._k_scale[layer], self._v_scale[layer])
 
     def clear(self, blocks: Sequence[int]) -> None:
         """Zero blocks that change hands: a request that overflowed leaves NaN, which masks do not stop (0 * NaN)."""
         index = torch.tensor(blocks, dtype=torch.int64, device=self._k.device)
-        for pool in (self._k, self._v):
-            pool.view(pool.shape[0], self.num_blocks, -1).index_fill_(1, index, 0)
+        for tensor in self._tensors():
+            tensor.view(tensor.shape[0], self.num_blocks, -1).index_fill_(1, index, 0)
 
     def write(self, layer: int, slots: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
         """Store k and v [T, kv_heads, head_dim] at slots [T]."""
-        self._k[layer].index_copy_(0, slots, k)
-        self._v[layer].index_copy_(0, slots, v)
+        memory = self.layer(layer)
+        for new, values, scales in ((k, memory.k, memory.k_scale), (v, memory.v, memory.v_scale)):
+            if scales is not None:
+                new, scale = quantise(new)
+                scales.index_copy_(0, slots, scale)
+            values.index_copy_(0, slots, new)
 
     def gather(self, layer: int, block_table: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """K and V of sequences, each [S, B * block_size, kv_heads, head_dim], for block_table [S, B].
@@ -74,8 +115,18 @@ class KVPool:
         rows, columns = block_table.shape
         flat = block_table.flatten()
 
-        def view(pool: torch.Tensor) -> torch.Tensor:
-            blocks = pool[layer].view(self.num_blocks, -1).index_select(0, flat)
-            return blocks.view(rows, columns * self.block_size, *pool.shape[2:])
+        def rows_of(tensor: torch.Tensor) -> torch.Tensor:
+            blocks = tensor.view(self.num_blocks, -1).index_select(0, flat)
+            return blocks.view(rows, columns * self.block_size, *tensor.shape[1:])
 
-        return view(self._k), view(self._v)
+        def read(values: torch.Tensor, scales: torch.Tensor | None) -> torch.Tensor:
+            if scales is None:
+                return rows_of(values)
+            return dequantise(rows_of(values), rows_of(scales), self.shape.dtype)
+
+        memory = self.layer(layer)
+        return read(memory.k, memory.k_scale), read(memory.v, memory.v_scale)
+
+    def _tensors(self) -> list[torch.Tensor]:
+        every = (self._k, self._v, self._k_scale, self._v_scale)
+        return [tensor for tensor in every if tensor is not None]

@@ -15,7 +15,7 @@ W3_SMALL_BATCH = ("w3_gemv_grid_y", "w3_gemv_batch_tile", "w3_gemv_warp_tile")
 
 
 def tiled_gemm_rows(params: dict[str, Any], gpu: Gpu) -> Iterator[dict[str, Any]]:
-    """First the article's shapes by both methods, then M from 1 up; 31 and 202 rows with the default parameters.
+    """First the article's shapes by both methods, then M from 1 up; 41 and 246 rows with the default parameters.
 
     Rows are those of `kernel_cells.measure`; the first is the empty launch.
     """
@@ -24,7 +24,7 @@ def tiled_gemm_rows(params: dict[str, Any], gpu: Gpu) -> Iterator[dict[str, Any]
     group, replays = params["group"], params["replays"]
     yield measure_empty(gpu, bandwidth, replays)
     for bits, m, n, k in bar(params["article_shapes"], desc="article's shapes", unit="shape"):
-        for its, kernels in ((bits, [f"w{bits}_tiled_gemm", FALLBACK]), (16, [DENSE])):
+        for its, kernels in ((bits, [f"w{bits}_tiled_gemm", f"w{bits}_tiled_gemm_split_k", FALLBACK]), (16, [DENSE])):
             matrix = random_matrix(gpu, random, its, n, k, group)
             yield from measure(gpu, random, matrix, m, kernels, [GRAPH_COLD, ARTICLE], bandwidth, replays)
     weights = [(n, k, bits) for n, k in params["sweep_shapes"] for bits in (4, 3, 16)]

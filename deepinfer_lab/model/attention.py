@@ -7,43 +7,43 @@ from deepinfer_lab.kv.pool import KVPool
 from deepinfer_lab.model.step_input import StepInput
 
 
-class AttentionMasks:
-    """Masks of one step, shared by all its layers.
+def is_decode(step: StepInput) -> bool:
+    """Whether the step holds nothing but one new token a sequence."""
+    return all(length == 1 for length in step.query_lens)
 
+
+class TorchAttention:
+    """Causal grouped-query attention of one step's new tokens over their sequences' cached keys and values.
+
+    The masks are made once and shared by all layers:
     decode: bool [S, 1, 1, B * block_size], or None where the step holds anything but one new token a sequence.
     prefill: per sequence, bool [query_len, context_len] (causal, bottom right), or None where a mask would hide nothing.
     """
 
-    def __init__(self, step: StepInput, block_size: int) -> None:
+    def __init__(self, step: StepInput, kv: KVPool) -> None:
+        self._step, self._kv = step, kv
         device = step.positions.device
-        self.decode: torch.Tensor | None = None
-        self.prefill: list[torch.Tensor | None] = []
-        if all(length == 1 for length in step.query_lens):
-            keys = torch.arange(step.block_table.shape[1] * block_size, device=device)
-            self.decode = (keys < step.seq_lens.unsqueeze(1)).view(len(step.query_lens), 1, 1, -1)
+        self._decode_mask: torch.Tensor | None = None
+        self._prefill_masks: list[torch.Tensor | None] = []
+        if is_decode(step):
+            keys = torch.arange(step.block_table.shape[1] * kv.block_size, device=device)
+            self._decode_mask = (keys < step.seq_lens.unsqueeze(1)).view(len(step.query_lens), 1, 1, -1)
             return
         for query, context in zip(step.query_lens, step.context_lens, strict=True):
             rows = torch.arange(context - query, context, device=device).unsqueeze(1)
-            self.prefill.append(None if query == 1 else torch.arange(context, device=device) <= rows)
+            self._prefill_masks.append(None if query == 1 else torch.arange(context, device=device) <= rows)
 
-
-def paged_attention(q: torch.Tensor, kv: KVPool, layer: int, step: StepInput, masks: AttentionMasks) -> torch.Tensor:
-    """Causal grouped-query attention of new tokens over their sequences' cached keys and values.
-
-    Args:
-        q: [T, heads, head_dim]. The step's own K and V must already be in the pool.
-
-    Returns:
-        [T, heads * head_dim].
-    """
-    if masks.decode is not None:
-        return _decode(q, *kv.gather(layer, step.block_table), masks.decode)
-    pieces, start = [], 0
-    for i, (query, context) in enumerate(zip(step.query_lens, step.context_lens, strict=True)):
-        k, v = kv.gather(layer, step.block_table[i : i + 1, : -(-context // kv.block_size)])
-        pieces.append(_prefill(q[start : start + query], k[0, :context], v[0, :context], masks.prefill[i]))
-        start += query
-    return torch.cat(pieces)
+    def __call__(self, layer: int, q: torch.Tensor) -> torch.Tensor:
+        """q: [T, heads, head_dim] -> [T, heads * head_dim]. The step's own K and V must already be in the pool."""
+        step, kv = self._step, self._kv
+        if self._decode_mask is not None:
+            return _decode(q, *kv.gather(layer, step.block_table), self._decode_mask)
+        pieces, start = [], 0
+        for i, (query, context) in enumerate(zip(step.query_lens, step.context_lens, strict=True)):
+            k, v = kv.gather(layer, step.block_table[i : i + 1, : -(-context // kv.block_size)])
+            pieces.append(_prefill(q[start : start + query], k[0, :context], v[0, :context], self._prefill_masks[i]))
+            start += query
+        return torch.cat(pieces)
 
 
 def _decode(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import torch
 
+from deepinfer_lab.kernels import dispatch
 from deepinfer_lab.model.decoder import Block, Decoder, Linear
 from deepinfer_lab.model.source import ATTENTION_IN, ATTENTION_OUT, MLP_IN, MLP_OUT, PackedSource, WeightSource
 from deepinfer_lab.progress import bar
@@ -21,7 +22,13 @@ def packed_weight(source: WeightSource, layer: str, bits: int, group: int) -> Pa
 
 
 def build_decoder(
-    source: WeightSource, plan: QuantPlan, *, group: int, device: torch.device, dtype: torch.dtype
+    source: WeightSource,
+    plan: QuantPlan,
+    *,
+    group: int,
+    device: torch.device,
+    dtype: torch.dtype,
+    table: Sequence[dispatch.Row] = dispatch.ARTICLE,
 ) -> Decoder:
     """Build a decoder, one block at a time, so that the peak is the result plus one dense layer.
 
@@ -30,6 +37,7 @@ def build_decoder(
         plan: bits for each layer.
         group: values of K that share a scale, where the plan quantises.
         device, dtype: where the model runs and what it computes in.
+        table: which kernel multiplies how many rows with a quantised layer on a GPU.
 
     Raises:
         CheckpointError, QuantisationError: as the source and the quantiser do.
@@ -47,7 +55,7 @@ def build_decoder(
         if bits is None:
             return DenseLinear(torch.cat([dense(f"{layer}.weight") for layer in layers]), bias)
         packed = concatenate([packed_weight(source, layer, bits, group) for layer in layers])
-        return QuantLinear(packed.to(device), bias)
+        return QuantLinear(packed.to(device), bias, table)
 
     blocks = []
     for layer in bar(range(config.num_layers), desc=f"loading {source.name}", unit="layer"):

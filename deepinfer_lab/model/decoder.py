@@ -4,12 +4,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
-from torch.nn.functional import embedding, rms_norm, silu
+from torch.nn.functional import embedding, rms_norm
 
 from deepinfer_lab.kv.pool import KVPool, KVShape
-from deepinfer_lab.model.attention import AttentionMasks, paged_attention
 from deepinfer_lab.model.config import ModelConfig
-from deepinfer_lab.model.rope import Rope, rotate
+from deepinfer_lab.model.ops import Ops, StepOps, ops_for
+from deepinfer_lab.model.rope import Rope
 from deepinfer_lab.model.step_input import StepInput
 from deepinfer_lab.quant.linear import DenseLinear, QuantLinear
 
@@ -39,14 +39,22 @@ class Decoder:
         blocks: one per layer.
         norm: final norm [hidden].
         lm_head: hidden -> vocab.
+        ops: what runs between the linear layers; None: what `ops_for` finds fit.
     """
 
     def __init__(
-        self, config: ModelConfig, embed: torch.Tensor, blocks: list[Block], norm: torch.Tensor, lm_head: Linear
+        self,
+        config: ModelConfig,
+        embed: torch.Tensor,
+        blocks: list[Block],
+        norm: torch.Tensor,
+        lm_head: Linear,
+        ops: Ops | None = None,
     ) -> None:
         self.config = config
         self._embed, self._blocks, self._norm, self._lm_head = embed, blocks, norm, lm_head
         self._rope = Rope(config, embed.device, embed.dtype)
+        self._ops = ops or ops_for(config, embed.device, embed.dtype)
 
     @property
     def device(self) -> torch.device:
@@ -79,37 +87,27 @@ class Decoder:
         Returns:
             logits [L, vocab], float32, for the rows named by `step.logits_index`.
         """
-        masks = AttentionMasks(step, kv.block_size)
-        angles = self._rope.at(step.positions)
+        ops, eps = self._ops, self.config.rms_norm_eps
+        on_step = ops.step(step, kv, self._rope)
         x = embedding(step.token_ids, self._embed)
+        normed = ops.norm(x, self._blocks[0].input_norm, eps)
         for layer, block in enumerate(self._blocks):
-            x = x + self._attention(block, self._normed(x, block.input_norm), layer, step, kv, masks, angles)
-            gate, up = block.gate_up(self._normed(x, block.post_norm)).chunk(2, dim=-1)
-            x = x + block.down(silu(gate) * up)
-        last = self._normed(x[step.logits_index], self._norm)
+            x, normed = ops.add_norm(x, self._attention(layer, block, normed, on_step), block.post_norm, eps)
+            delta = block.down(ops.silu_mul(block.gate_up(normed)))
+            if layer + 1 < len(self._blocks):
+                x, normed = ops.add_norm(x, delta, self._blocks[layer + 1].input_norm, eps)
+        _, last = ops.add_norm(x[step.logits_index], delta[step.logits_index], self._norm, eps)
         return self._lm_head(last).float()
 
-    def _attention(
-        self,
-        block: Block,
-        x: torch.Tensor,
-        layer: int,
-        step: StepInput,
-        kv: KVPool,
-        masks: AttentionMasks,
-        angles: tuple[torch.Tensor, torch.Tensor],
-    ) -> torch.Tensor:
+    def _attention(self, layer: int, block: Block, x: torch.Tensor, on_step: StepOps) -> torch.Tensor:
         config = self.config
         heads = block.qkv(x).view(x.shape[0], -1, config.head_dim)
-        q, k, v = heads.split((config.num_heads, config.num_kv_heads, config.num_kv_heads), dim=1)
+        qk, v = heads.split((config.num_heads + config.num_kv_heads, config.num_kv_heads), dim=1)
         if block.q_norm is not None:
-            q, k = self._normed(q, block.q_norm), self._normed(k, block.k_norm)
-            qk = rotate(torch.cat((q, k), dim=1), *angles)
-        else:
-            qk = rotate(heads[:, : config.num_heads + config.num_kv_heads], *angles)
-        q, k = qk.split((config.num_heads, config.num_kv_heads), dim=1)
-        kv.write(layer, step.slot_mapping, k, v)
-        return block.o(paged_attention(q, kv, layer, step, masks))
+            q, k = qk.split((config.num_heads, config.num_kv_heads), dim=1)
+            qk = torch.cat((self._normed(q, block.q_norm), self._normed(k, block.k_norm)), dim=1)
+        q = on_step.rotate_and_write(layer, qk, v)
+        return block.o(on_step.attend(layer, q))
 
     def _normed(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return rms_norm(x, weight.shape, weight, self.config.rms_norm_eps)

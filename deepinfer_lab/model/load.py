@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 
 from deepinfer_lab.errors import SettingError
+from deepinfer_lab.kernels import dispatch as dispatch_tables
 from deepinfer_lab.model import quantised, synthetic
 from deepinfer_lab.model.build import build_decoder
 from deepinfer_lab.model.decoder import Decoder
@@ -61,7 +62,9 @@ def pick_device(name: str | None) -> torch.device:
     return device
 
 
-def load_model(spec: str, *, bits: str = "w4", group: int = 64, device: str | None = None) -> LoadedModel:
+def load_model(
+    spec: str, *, bits: str = "w4", group: int = 64, device: str | None = None, dispatch: str | Path | None = None
+) -> LoadedModel:
     """Load a model and quantise it.
 
     Args:
@@ -69,13 +72,16 @@ def load_model(spec: str, *, bits: str = "w4", group: int = 64, device: str | No
         bits: w4, w3, mixed or none. A folder that is quantised already must be loaded with the bits that it has.
         group: values along K that share a scale: 32, 64 or 128.
         device: cpu, cuda or cuda:N; the GPU where there is one, by default. Computes in float32 on a CPU, float16 on a GPU.
+        dispatch: a dispatch.json that says which kernel takes how many rows on a GPU; the article's choice by default.
 
     Raises:
         SettingError: unknown bits or device.
+        KernelError: `dispatch` is no dispatch table, or has no row for these bits.
         ModelNotFound, CheckpointError, UnsupportedArchitecture, DownloadError, QuantisationError: as their docstrings say.
     """
     plan, where = plan_named(bits), pick_device(device)
+    table = dispatch_tables.ARTICLE if dispatch is None else dispatch_tables.load(dispatch)
     source = open_source(spec)
     dtype = torch.float16 if where.type == "cuda" else torch.float32
-    decoder = build_decoder(source, plan, group=group, device=where, dtype=dtype)
+    decoder = build_decoder(source, plan, group=group, device=where, dtype=dtype, table=table)
     return LoadedModel(source.name, decoder, source.tokenizer, bits, group)

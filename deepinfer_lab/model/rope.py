@@ -16,7 +16,7 @@ def _llama3(inverse_frequency: torch.Tensor, scaling: Llama3Scaling) -> torch.Te
 
 
 class Rope:
-    """Precomputed cos and sin of every position, float32 [max_context, head_dim / 2]."""
+    """Precomputed `cos` and `sin` of every position, [max_context, head_dim / 2] in the model's dtype."""
 
     def __init__(self, config: ModelConfig, device: torch.device, dtype: torch.dtype) -> None:
         exponent = torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim
@@ -24,11 +24,11 @@ class Rope:
         if config.rope_scaling is not None:
             frequency = _llama3(frequency, config.rope_scaling)
         angle = torch.outer(torch.arange(config.max_context, dtype=torch.float32), frequency)
-        self._cos, self._sin = angle.cos().to(device, dtype), angle.sin().to(device, dtype)
+        self.cos, self.sin = angle.cos().to(device, dtype), angle.sin().to(device, dtype)
 
     def at(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """cos and sin for positions [T], each [T, 1, head_dim / 2], ready to broadcast over heads."""
-        return self._cos[positions].unsqueeze(1), self._sin[positions].unsqueeze(1)
+        return self.cos[positions].unsqueeze(1), self.sin[positions].unsqueeze(1)
 
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 
@@ -12,7 +13,7 @@ class Span:
 
     tokens: Sequence[int]
     start: int
-    blocks: Sequence[int]
+    blocks: Sequence[int] | np.ndarray
     all_logits: bool = False  # logits after every token, not only after the last
 
 
@@ -42,27 +43,30 @@ class StepInput:
     @classmethod
     def build(cls, spans: Sequence[Span], block_size: int, device: torch.device) -> "StepInput":
         """Flatten spans into one batch. Every span must have at least one token and enough blocks for its last."""
-        tokens: list[int] = []
-        positions: list[int] = []
-        slots: list[int] = []
-        starts, logits_index = [0], []
-        for span in spans:
-            end = span.start + len(span.tokens)
+        tokens = np.fromiter((token for span in spans for token in span.tokens), np.int64)
+        lengths = np.fromiter((len(span.tokens) for span in spans), np.int64, len(spans))
+        first = np.fromiter((span.start for span in spans), np.int64, len(spans))
+        starts = np.concatenate(([0], lengths.cumsum()))
+        contexts = first + lengths
+        columns = -(-int(contexts.max()) // block_size)
+        table = np.empty((len(spans), columns), np.int64)
+        for row, span in zip(table, spans, strict=True):
             assert 0 < len(span.tokens) <= len(span.blocks) * block_size - span.start, f"{span} does not fit its blocks"
-            tokens.extend(span.tokens)
-            positions.extend(range(span.start, end))
-            slots.extend(span.blocks[p // block_size] * block_size + p % block_size for p in range(span.start, end))
-            logits_index.extend(range(starts[-1], len(tokens)) if span.all_logits else [len(tokens) - 1])
-            starts.append(len(tokens))
-        query_lens = tuple(len(span.tokens) for span in spans)
-        context_lens = tuple(span.start + len(span.tokens) for span in spans)
-        columns = max(-(-length // block_size) for length in context_lens)
-        table = [[span.blocks[min(i, len(span.blocks) - 1)] for i in range(columns)] for span in spans]
+            count = min(columns, len(span.blocks))
+            row[:count] = span.blocks[:count]
+            row[count:] = span.blocks[count - 1]
+        rows = np.repeat(np.arange(len(spans)), lengths)
+        positions = np.arange(len(tokens)) - starts[rows] + first[rows]
+        slots = table[rows, positions // block_size] * block_size + positions % block_size
+        wanted = [
+            np.arange(start, end) if span.all_logits else (end - 1,)
+            for span, start, end in zip(spans, starts, starts[1:], strict=False)
+        ]
 
-        def tensor(values: list) -> torch.Tensor:
-            return torch.tensor(values, dtype=torch.int64, device=device)
+        def tensor(values: np.ndarray) -> torch.Tensor:
+            return torch.from_numpy(values).to(device)
 
         return cls(
-            tensor(tokens), tensor(positions), tensor(slots), tensor(starts), tensor(list(context_lens)),
-            tensor(table), tensor(logits_index), query_lens, context_lens,
+            tensor(tokens), tensor(positions), tensor(slots), tensor(starts), tensor(contexts), tensor(table),
+            tensor(np.concatenate(wanted)), tuple(lengths.tolist()), tuple(contexts.tolist()),
         )  # fmt: skip

@@ -1,5 +1,7 @@
 """Linear layers: y[M, N] = x[M, K] @ weight[N, K].T + bias[N], dense or few-bit."""
 
+from collections.abc import Sequence
+
 import torch
 from torch.nn import functional
 
@@ -50,9 +52,22 @@ class QuantLinear:
     On a GPU, float16 activations go to the kernel that `kernels.dispatch` names for their number of rows. On a CPU the
     weight is dequantised once and the dense copy kept: the article's fallback for machines without CUDA. Nothing on that
     path touches CuPy.
+
+    Args:
+        table: which kernel takes how many rows.
+
+    Raises:
+        KernelError: the table has no row for the weight's bits.
     """
 
-    def __init__(self, weight: PackedWeight, bias: torch.Tensor | None = None) -> None:
+    def __init__(
+        self,
+        weight: PackedWeight,
+        bias: torch.Tensor | None = None,
+        table: Sequence[dispatch.Row] = dispatch.ARTICLE,
+    ) -> None:
+        dispatch.choose(weight.bits, 1, table=table)  # better now than at the first product
+        self._table = table
         self.n, self.k = weight.n, weight.k
         self.bias = bias
         self.weight = weight
@@ -66,7 +81,7 @@ class QuantLinear:
         if self._dense is not None:
             return self._dense(x)
         weight = self.weight
-        name = dispatch.choose(weight.bits, x.shape[0], dtype=x.dtype, device_type=x.device.type)
+        name = dispatch.choose(weight.bits, x.shape[0], dtype=x.dtype, device_type=x.device.type, table=self._table)
         if name == dispatch.FALLBACK:
             return dequant_cublas(x, weight, self.bias)
         return LAUNCHERS[name](x, weight.packed, weight.scales, weight.group, self.bias)

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 
 from deepinfer_lab.engine.engine import Engine
-from deepinfer_lab.engine.request import FinishReason
 from deepinfer_lab.engine.sampling import SamplingParams
+from deepinfer_lab.engine.stopping import FinishReason
 from deepinfer_lab.errors import AdmissionError, SettingError
 from deepinfer_lab.metrics.latency import RequestTrace
 from deepinfer_lab.progress import bar

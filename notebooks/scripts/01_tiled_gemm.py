@@ -14,8 +14,9 @@
 # unpacks 32 x 64 weights at a time into shared memory, and reports 2.24 to 2.87 times the speed at 4 bits and 7.71 to 9.45
 # times at 3. Does that hold on another card, what decides it, and from how many rows on is the kernel the right one?
 #
-# The kernels here are the article's designs, written anew: `deepinfer_lab/kernels/cuda/tiled_gemm.cuh` and the two files that
-# include it. Everything measured below comes from a *record*, which `mode` either reads or makes.
+# The kernels here are the article's designs, written anew: `deepinfer_lab/kernels/cuda/tiled_gemm.cuh` and what includes it. A
+# second pair of ours, `*_split_k`, changes one thing for large cards. Everything measured below comes from a *record*, which
+# `mode` either reads or makes.
 
 # %% tags=["parameters"]
 mode: str = "auto"  # replay: read a record from data/; measure: run now; auto: measure if this machine has a GPU
@@ -29,6 +30,7 @@ from deepinfer_lab.figures import kernels as kernel_figures
 from deepinfer_lab.figures import maps as map_figures
 from deepinfer_lab.figures import style
 from deepinfer_lab.kernels import dispatch, maps
+from deepinfer_lab.kernels.catalogue import KERNELS
 from deepinfer_lab.lab import experiment, project, published
 from deepinfer_lab.lab.experiments import EXPERIMENTS
 from deepinfer_lab.lab.kernel_cells import summary
@@ -80,8 +82,8 @@ print(style.fingerprint(pd.concat(unpacking, names=["bits"]).reset_index("bits")
 # %% [markdown]
 # ## Who multiplies what
 #
-# A thread computes two rows by four columns, framed below with its lane's number. For each of the 32 values of k it reads two
-# activations and four weights from shared memory and does eight multiply-adds with them: six reads for eight FMAs.
+# A thread computes two rows by four columns, framed below with its lane's number. For each of the 32 values of k it takes two
+# activations and four weights from shared memory and does eight multiply-adds with them: six values for eight FMAs.
 
 # %%
 outputs = map_figures.output_table()
@@ -116,24 +118,49 @@ for bits in (4, 3):
     )
 
 # %% [markdown]
+# ## How the values are read
+#
+# Six values need not be six reads. Shared memory delivers 128 bytes a turn, and a read of two bytes wastes most of it. A
+# thread's activations of eight consecutive k lie side by side: one read of 16 bytes. Its four weights of one k are neighbours
+# too, but a row of 65 halves begins on 8 bytes only where 4 divides k; elsewhere they come in two or three pieces. Below, what
+# that saves, by the same index formulas as in the kernel.
+
+# %%
+ways_to_read = {"one by one (article)": maps.one_by_one(), "as wide as alignment allows (here)": maps.wide()}
+reads_per_k = {name: len(reads) / maps.BK for name, reads in ways_to_read.items()}
+turns_per_k = {name: sum(read.turns for read in reads) / maps.BK for name, reads in ways_to_read.items()}
+for name in ways_to_read:
+    print(f"{name}: {reads_per_k[name]:.2f} reads of a warp for one k, {turns_per_k[name]:.2f} turns of shared memory")
+
+# %% [markdown]
 # ## Prediction
 #
-# Three things can bound the time, and each is a quotient of two numbers that are known before the first run.
+# Four things can bound the time, and each is a quotient of two numbers that are known before the first run.
 #
 # 1. **Memory**: packed weights, scales, activations and outputs, once, over the read bandwidth.
-# 2. **Shared memory**: for each k a warp's multiplication takes four reads of weights and two of activations, and each read
-#    as many turns as its bank conflicts ask for. A multiprocessor serves one turn a cycle. A block needs 8 warps x K times
-#    that; the multiprocessor with the most blocks decides. This counts neither unpacking nor waiting at barriers.
-# 3. **The fallback's intermediate tensors**: every torch operation in `dequant_cublas` reads and writes whole tensors. Their
+# 2. **Shared memory**: the turns above. A multiprocessor serves one a cycle, for all its warps.
+# 3. **Instructions**: for one k a warp issues its reads, six conversions from fp16 and eight FMAs. Each of a multiprocessor's
+#    four schedulers issues one instruction a cycle. A block needs 8 warps x K times what one k needs, of either kind; the
+#    multiprocessor with the most blocks decides. Neither counts unpacking, waiting at barriers, or latency that two warps a
+#    scheduler are too few to hide.
+# 4. **The fallback's intermediate tensors**: every torch operation in `dequant_cublas` reads and writes whole tensors. Their
 #    bytes are listed here for one weight; over the bandwidth they give the fallback's time, unless a large L2 keeps some.
 #
 # The article's card is a datasheet: 16 multiprocessors at up to 1.74 GHz, and 192 GB/s. The card at hand brings its own
 # numbers, in the record.
+#
+# `*_split_k` divides K over up to eight blocks that share the same outputs, and adds their sums in a second launch. The same
+# work then spreads over more multiprocessors: its prediction is the same, with the last row of blocks filled up.
 
 # %%
-read_turns = int(
-    4 * maps.conflict_ways(maps.b_read_offsets()).max() + 2 * maps.conflict_ways(maps.a_read_offsets()).max()
-)
+SCHEDULERS, CONVERSIONS, FMAS = 4, 6, 8  # of a multiprocessor; of a warp for one k
+cycles_per_k = {
+    name: (maps.THREADS // maps.WARP) * max(turns_per_k[name], (reads_per_k[name] + CONVERSIONS + FMAS) / SCHEDULERS)
+    for name in ways_to_read
+}
+article_way, our_way = ways_to_read
+for name, cycles in cycles_per_k.items():
+    print(f"{name}: {cycles:.0f} cycles of a multiprocessor for one k of a block")
 
 FALLBACK_STEPS = {  # operation: bytes read and written for one weight
     4: {
@@ -163,7 +190,6 @@ FALLBACK_STEPS = {  # operation: bytes read and written for one weight
     },
 }
 fallback_bytes = {bits: sum(steps.values()) for bits, steps in FALLBACK_STEPS.items()}
-print(f"turns of shared memory for one k of a warp: {read_turns}, for 8 multiply-adds a lane")
 for bits, total in fallback_bytes.items():
     print(
         f"W{bits}: the fallback moves {total:.1f} bytes a weight, where {bits / 8} are stored: {total / (bits / 8):.0f} times"
@@ -183,11 +209,17 @@ def operation_bytes(table):
 tiled_rows = rows[rows["kernel"].str.endswith("tiled_gemm")]
 measured_bandwidth = (operation_bytes(tiled_rows) / tiled_rows["floor_us"] * 1e6).median()
 cards = {
-    "RTX 3050 Laptop": {"multiprocessors": 16, "hertz": 1.74e9, "bandwidth": 192e9},
+    "RTX 3050 Laptop": {
+        "multiprocessors": 16,
+        "hertz": 1.74e9,
+        "bandwidth": 192e9,
+        "cycles": cycles_per_k[article_way],
+    },
     origin["device"]: {
         "multiprocessors": origin["multiprocessors"],
         "hertz": origin["clocks"].get("sm_max_mhz", np.nan) * 1e6,
         "bandwidth": measured_bandwidth,
+        "cycles": cycles_per_k[our_way],
     },
 }
 
@@ -198,10 +230,17 @@ def predict(card):
     table["blocks"] = -(-table["n"] // maps.BN) * -(-table["m"] // maps.BM)
     table["blocks_per_sm"] = -(-table["blocks"] // card["multiprocessors"])
     table["memory_us"] = operation_bytes(table) / card["bandwidth"] * 1e6
-    turns = table["blocks_per_sm"] * (maps.THREADS // maps.WARP) * table["k"] * read_turns
-    table["shared_us"] = turns / card["hertz"] * 1e6
+    cycles_of_a_block = table["k"] * card["cycles"]
+    table["multiply_us"] = table["blocks_per_sm"] * cycles_of_a_block / card["hertz"] * 1e6
+    parts = [
+        KERNELS[f"w{r.bits}_tiled_gemm_split_k"].splits(r.n, r.k, card["multiprocessors"]) for r in table.itertuples()
+    ]
+    table["splits"] = parts
+    rounds = -(-table["blocks"] * table["splits"] // card["multiprocessors"])
+    table["split_us"] = rounds * cycles_of_a_block / table["splits"] / card["hertz"] * 1e6
     table["fallback_us"] = table["n"] * table["k"] * table["bits"].map(fallback_bytes) / card["bandwidth"] * 1e6
-    table["speedup"] = table["fallback_us"] / table[["memory_us", "shared_us"]].max(axis=1)
+    table["speedup"] = table["fallback_us"] / table[["memory_us", "multiply_us"]].max(axis=1)
+    table["split_speedup"] = table["fallback_us"] / table[["memory_us", "split_us"]].max(axis=1)
     return table
 
 
@@ -217,22 +256,22 @@ for name, card in cards.items():
 # something on the next card.
 
 # %%
-check = predictions["RTX 3050 Laptop"][["bits", "n", "k", "shared_us", "fallback_us"]].copy()
+check = predictions["RTX 3050 Laptop"][["bits", "n", "k", "multiply_us", "fallback_us"]].copy()
 check["article_tiled_us"] = article["tiled_ms"] * 1e3
 check["article_fallback_us"] = article["fallback_ms"] * 1e3
-check["tiled_share"] = check["shared_us"] / check["article_tiled_us"]
+check["tiled_share"] = check["multiply_us"] / check["article_tiled_us"]
 check["fallback_share"] = check["fallback_us"] / check["article_fallback_us"]
 print(check.to_string(index=False, float_format="{:.2f}".format))
 
 # %% [markdown]
-# So the article's tiled kernel was never near its memory's limit: it waits for *shared* memory, and spends half to four fifths
-# of its time there even if nothing else is counted. Its W4 fallback is explained by the bytes of its intermediate tensors to
+# So the article's tiled kernel was never near its memory's limit: reading *shared* memory value by value takes half to four
+# fifths of its time, even if nothing else is counted. Its W4 fallback is explained by the bytes of its intermediate tensors to
 # within a fifth. (Its W3 fallback took longer than ours would; its source is not published.)
 #
-# What changes on a larger card follows. Memory and shared memory both grow, but the grid does not: 2,048 to 5,632 outputs are
+# What changes on a larger card follows. Memory and multiprocessors both grow, but the grid does not: 2,048 to 5,632 outputs are
 # 32 to 88 blocks, whether there are 16 multiprocessors to take them or 132. Where blocks are fewer than multiprocessors, the
-# rest of the card idles while the fallback uses all of its bandwidth. The speedup must shrink on just those shapes, and the
-# last column says how far.
+# rest of the card idles while the fallback uses all of its bandwidth. The speedup must shrink on just those shapes; `speedup`
+# says how far, and `split_speedup` what splitting K should bring back.
 #
 # ## Measurement
 #
@@ -242,7 +281,14 @@ print(check.to_string(index=False, float_format="{:.2f}".format))
 
 # %%
 shapes = article[["bits", "m", "n", "k"]].drop_duplicates()
-names = {"w4_tiled_gemm": "tiled", "w3_tiled_gemm": "tiled", "dequant_cublas": "fallback", "cublas_fp16": "dense"}
+names = {
+    "w4_tiled_gemm": "tiled",
+    "w3_tiled_gemm": "tiled",
+    "w4_tiled_gemm_split_k": "split",
+    "w3_tiled_gemm_split_k": "split",
+    "dequant_cublas": "fallback",
+    "cublas_fp16": "dense",
+}
 columns = {}
 for method in ("graph_cold", "article"):
     found = rows[(rows["method"] == method) & rows["m"].eq(30)]
@@ -254,7 +300,7 @@ for method in ("graph_cold", "article"):
                 columns[method, name, few, n, k] = us
 measured = shapes.copy()
 for method, short in (("graph_cold", "cold"), ("article", "warm")):
-    for name in ("tiled", "fallback", "dense"):
+    for name in ("tiled", "split", "fallback", "dense"):
         measured[f"{name}_{short}"] = [columns[method, name, r.bits, r.n, r.k] for r in measured.itertuples()]
 measured["floor"] = operation_bytes(measured) / measured_bandwidth * 1e6
 print(measured.to_string(index=False, float_format="{:.1f}".format))
@@ -262,21 +308,30 @@ empty = rows[rows["kernel"] == "empty_launch"]["us"].iloc[0]
 print(f"\na launch that multiplies one number, in a graph: {empty:.2f} us; no kernel above can take less")
 
 # %%
+predicted = predictions[origin["device"]]
 comparison = measured[["bits", "n", "k"]].copy()
 comparison["article"] = article["speedup"].to_numpy()
-comparison["predicted"] = predictions[origin["device"]]["speedup"].to_numpy()
+comparison["predicted"] = predicted["speedup"].to_numpy()
 comparison["cold"] = measured["fallback_cold"] / measured["tiled_cold"]
 comparison["warm"] = measured["fallback_warm"] / measured["tiled_warm"]
-comparison["against_dense"] = measured["dense_cold"] / measured["tiled_cold"]
-comparison["of_memory_floor"] = measured["floor"] / measured["tiled_cold"]
-comparison["of_shared_floor"] = predictions[origin["device"]]["shared_us"].to_numpy() / measured["tiled_cold"]
+comparison["split_predicted"] = predicted["split_speedup"].to_numpy()
+comparison["split_cold"] = measured["fallback_cold"] / measured["split_cold"]
+comparison["split_warm"] = measured["fallback_warm"] / measured["split_warm"]
 print(comparison.to_string(index=False, float_format="{:.2f}".format))
+print("\nas a share of each floor, and against dense cuBLAS, cold:")
+shares = measured[["bits", "n", "k"]].copy()
+for name, column in (("tiled", "multiply_us"), ("split", "split_us")):
+    shares[f"{name}_of_memory"] = measured["floor"] / measured[f"{name}_cold"]
+    shares[f"{name}_of_multiply"] = predicted[column].to_numpy() / measured[f"{name}_cold"]
+    shares[f"{name}_against_dense"] = measured["dense_cold"] / measured[f"{name}_cold"]
+print(shares.to_string(index=False, float_format="{:.2f}".format))
 
 # %%
 sources = {
     "article": "article, RTX 3050 Laptop",
     "cold": f"{origin['device']}, cold L2",
     "warm": f"{origin['device']}, article's method",
+    "split_cold": f"{origin['device']}, split over K, cold L2",
 }
 bars = comparison.assign(shape=[f"W{r.bits}, {r.n} x {r.k}" for r in comparison.itertuples()]).melt(
     "shape", list(sources), "source", "speedup"
@@ -290,17 +345,17 @@ print(style.fingerprint(bars, "01_speedup"))
 # %% [markdown]
 # ## Why both comparisons
 #
-# `against_dense` compares with an fp16 weight that has already been expanded and lies in memory at 2 bytes a weight, multiplied
-# on tensor cores. That is what a user without quantisation has; it is not what the tiled kernel replaced. The module it lives
-# in holds packed weights only, so its alternative is `fallback`: expand, then the same cuBLAS. Comparing with dense alone
-# hides the expansion, and understates the gain; comparing with the fallback alone hides that cuBLAS on tensor cores is the
+# `*_against_dense` compares with an fp16 weight that has already been expanded and lies in memory at 2 bytes a weight,
+# multiplied on tensor cores. That is what a user without quantisation has; it is not what the tiled kernel replaced. The module
+# it lives in holds packed weights only, so its alternative is `fallback`: expand, then the same cuBLAS. Comparing with dense
+# alone hides the expansion, and understates the gain; comparing with the fallback alone hides that cuBLAS on tensor cores is the
 # faster multiplication. The two ratios answer different questions.
 #
 # ## How many rows?
 #
 # The same weight for M from 1 to 512, cold. GEMV kernels do work in proportion to M. The tiled kernel costs the same from 1 row
-# to 32, and then that again for each 32. The fallback pays once for expansion, whatever M. Where lines cross, the dispatch
-# table has a border.
+# to 32, and then that again for each 32 beyond what an idle part of the card takes for nothing. The fallback pays once for
+# expansion, whatever M. Where lines cross, the dispatch table has a border.
 
 # %%
 crossing = sweep(record)
@@ -334,15 +389,16 @@ for title, table in (("the article's table", dispatch.ARTICLE), (f"this record's
 # %% [markdown]
 # ## Cause
 #
-# The shared-memory quotient counts blocks on the busiest multiprocessor. If it is the cause, measured time over that floor is
-# about the same for all shapes, however different their speedups are; and the shapes that win least are those with fewer
-# blocks than multiprocessors.
+# The quotient of instructions counts blocks on the busiest multiprocessor. If that is the cause, the shapes that win least are
+# those with fewer blocks than multiprocessors; and dividing the same work into more blocks, which changes nothing else, must
+# bring the time down towards the floor. `split_gain` is by how much it did.
 
 # %%
-cause = predictions[origin["device"]][["bits", "n", "k", "blocks", "blocks_per_sm"]].copy()
+cause = predicted[["bits", "n", "k", "blocks", "blocks_per_sm", "splits"]].copy()
 cause["busy_share"] = (cause["blocks"] / (cause["blocks_per_sm"] * origin["multiprocessors"])).to_numpy()
-cause["time_over_shared_floor"] = 1 / comparison["of_shared_floor"]
-cause["speedup"] = comparison["cold"]
+cause["time_over_floor"] = 1 / shares["tiled_of_multiply"]
+cause["split_time_over_floor"] = 1 / shares["split_of_multiply"]
+cause["split_gain"] = measured["tiled_cold"] / measured["split_cold"]
 print(cause.to_string(index=False, float_format="{:.2f}".format))
 
 # %% [markdown]
@@ -358,26 +414,36 @@ claims = {
     "the L2 was cold: no launch took less than 3/4 of its memory floor": bool(
         (rows[rows["method"] == "graph_cold"].eval("us / floor_us") > 0.75).all()
     ),
-    "where the grid fills the card, the tiled kernel beats the fallback": bool((comparison["cold"][fills] > 1).all()),
-    "against dense cuBLAS alone every gain looks smaller": bool(
-        (comparison["against_dense"] < comparison["cold"]).all()
+    "where the grid fills the card, the article's kernel beats the fallback": bool(
+        (comparison["cold"][fills] > 1).all()
     ),
-    "memory bandwidth is not what the tiled kernel waits for": bool((comparison["of_memory_floor"] < 0.5).all()),
+    "with K split, the tiled kernel beats the fallback on every shape": bool((comparison["split_cold"] > 1).all()),
+    "splitting K gains most where blocks are fewest": bool(
+        cause.loc[cause["blocks"].idxmin(), "split_gain"] == cause["split_gain"].max()
+    ),
+    "against dense cuBLAS alone every gain looks smaller": bool(
+        (shares["split_against_dense"] < comparison["split_cold"]).all()
+    ),
+    "memory bandwidth is not what either waits for": bool(
+        (shares[["tiled_of_memory", "split_of_memory"]] < 0.5).all(axis=None)
+    ),
     "one row is never a matter for the tiled kernel or the fallback": all("gemv" in kernel for kernel in single_row),
 }
 for claim, holds in claims.items():
     assert holds, f"no longer true here: {claim}"
     print(f"holds: {claim}")
 
-wins = comparison[comparison["cold"] > 1]
-print(f"\ntiled beats the fallback on {len(wins)} of {len(comparison)} of the article's shapes, cold")
-for bits in (4, 3):
-    of_bits, theirs = comparison[comparison["bits"] == bits], article[article["bits"] == bits]["speedup"]
-    print(
-        f"W{bits}: {of_bits['cold'].min():.2f}x to {of_bits['cold'].max():.2f}x cold, "
-        f"{of_bits['warm'].min():.2f}x to {of_bits['warm'].max():.2f}x by the article's method; "
-        f"the article: {theirs.min():.2f}x to {theirs.max():.2f}x"
-    )
-for r in comparison[comparison["cold"] <= 1].itertuples():
-    print(f"slower than the fallback: W{r.bits}, {r.n} x {r.k}, {r.cold:.2f}x, with {cause['blocks'][r.Index]} blocks")
+print()
+for name, title in (("", "the article's design"), ("split_", "with K split")):
+    cold, warm = comparison[f"{name}cold"], comparison[f"{name}warm"]
+    print(f"{title}: faster than the fallback on {(cold > 1).sum()} of {len(cold)} of the article's shapes, cold")
+    for bits in (4, 3):
+        its = comparison["bits"] == bits
+        theirs = article[article["bits"] == bits]["speedup"]
+        print(
+            f"  W{bits}: {cold[its].min():.2f}x to {cold[its].max():.2f}x cold, {warm[its].min():.2f}x to "
+            f"{warm[its].max():.2f}x by the article's method; the article: {theirs.min():.2f}x to {theirs.max():.2f}x"
+        )
+    for r in comparison[cold <= 1].itertuples():
+        print(f"  slower: W{r.bits}, {r.n} x {r.k}, {cold[r.Index]:.2f}x, with {cause['blocks'][r.Index]} blocks")
 print(f"the article's dispatch table is {'also' if derived == dispatch.ARTICLE else 'not'} this card's")

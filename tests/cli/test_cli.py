@@ -109,3 +109,12 @@ def test_list_and_info_name_what_there_is():
 
 def test_explain_says_which_kernel_and_why():
     assert "w4_tiled_gemm" in run("kernels", "--explain", "4,16,5632,2048").output
+
+
+def test_explain_speaks_of_the_table_that_it_is_given(tmp_path):
+    table = tmp_path / "dispatch.json"
+    table.write_text(
+        '{"schema_version": 1, "rows": [{"bits": 4, "m_min": 1, "m_max": null, "kernel": "dequant_cublas"}]}'
+    )
+    found = run("kernels", "--explain", "4,16,5632,2048", "--dispatch", str(table)).output
+    assert "dequant_cublas, the table's row for M of 1 and more" in found

@@ -11,8 +11,8 @@ from torch.nn.functional import cross_entropy
 
 from deepinfer_lab.engine.config import EngineConfig
 from deepinfer_lab.engine.engine import Engine
-from deepinfer_lab.engine.request import FinishReason
 from deepinfer_lab.engine.sampling import SamplingParams
+from deepinfer_lab.engine.stopping import FinishReason
 from deepinfer_lab.kv.pool import KVPool
 from deepinfer_lab.metrics.quality import teacher_forced
 from deepinfer_lab.model.load import LoadedModel, load_model

@@ -8,8 +8,8 @@ import pytest
 from deepinfer_lab.engine.config import EngineConfig
 from deepinfer_lab.engine.engine import Engine
 from deepinfer_lab.engine.event import FinishEvent
-from deepinfer_lab.engine.request import FinishReason
 from deepinfer_lab.engine.sampling import SamplingParams
+from deepinfer_lab.engine.stopping import FinishReason
 from deepinfer_lab.errors import EngineClosed
 
 CONFIG = EngineConfig(kv_cache_mib=1, chunk_tokens=4, max_batch=2)

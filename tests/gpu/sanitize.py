@@ -15,7 +15,9 @@ from pathlib import Path
 
 from deepinfer_lab.lab import provenance
 
-TESTS = "one_hot or around_the_output or nan_and"  # all kernels, their edges, in about a minute; larger shapes take far longer
+TESTS = (  # all kernels and their edges, in about a minute; larger shapes take far longer
+    "one_hot or around_the_output or nan_and or no_positions or rope_write or other_block_sizes"
+)
 SUMMARY = {
     "memcheck": re.compile(r"ERROR SUMMARY: (\d+) errors"),
     "racecheck": re.compile(r"RACECHECK SUMMARY: (\d+) hazards"),

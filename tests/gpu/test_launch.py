@@ -9,6 +9,8 @@ from deepinfer_lab import kernels
 from deepinfer_lab.errors import KernelError
 from deepinfer_lab.kernels import loader as loader_module
 from deepinfer_lab.kernels.catalogue import KERNELS
+from deepinfer_lab.kernels.dispatch import Row
+from deepinfer_lab.quant.linear import QuantLinear
 
 rows = {name: 1 if kernel.single_row else kernel.block_m + 1 for name, kernel in KERNELS.items()}
 
@@ -155,7 +157,7 @@ def test_a_kernel_is_not_loaded_during_capture(problem):
     """Loading a module may allocate, which capture forbids: the message says what to do instead."""
     fresh = loader_module.Loader(torch.cuda.current_device())
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph), pytest.raises(KernelError, match=r"call kernels.preload\(\) before"):
+    with torch.cuda.graph(graph), pytest.raises(KernelError, match=r"call kernels.preload\(\) first"):
         fresh.function("w4_gemv")
 
 
@@ -166,3 +168,18 @@ def test_dispatch_covers_every_m_on_this_gpu(problem):
         for m in (1, 2, 8, 9, 100):
             name = choose(bits, m)
             problem(name, m, 100, 256, 64).check(name)
+
+
+def test_a_layer_multiplies_with_what_its_table_says(problem, monkeypatch):
+    p = problem("w4_gemv", 3, 96, 256, 64)
+    table = (Row(4, 1, 2, "w4_gemv_batch_tile"), Row(4, 3, None, "w4_tiled_gemm_split_k"))
+    layer = QuantLinear(p.weight, table=table)
+    called = []
+    spies = {
+        name: lambda *a, name=name, run=run, **k: called.append(name) or run(*a, **k)
+        for name, run in kernels.LAUNCHERS.items()
+    }
+    monkeypatch.setattr("deepinfer_lab.quant.linear.LAUNCHERS", spies)
+    assert torch.equal(layer(p.x), p.run("w4_tiled_gemm_split_k"))
+    assert torch.equal(layer(p.x[:2]), type(p)(p.x[:2], p.weight).run("w4_gemv_batch_tile"))
+    assert called == ["w4_tiled_gemm_split_k", "w4_gemv_batch_tile"]

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-TILED = ("w4_tiled_gemm", "w3_tiled_gemm")
+TILED = ("w4_tiled_gemm", "w3_tiled_gemm", "w4_tiled_gemm_split_k", "w3_tiled_gemm_split_k")
 
 
 def matches_dequantised_reference(problem, name, group):
@@ -18,11 +18,13 @@ def matches_dequantised_reference(problem, name, group):
 @pytest.mark.parametrize("group", [32, 64, 128])
 def test_w4a16_tiled_prefill_matches_dequantized_reference(problem, group):
     matches_dequantised_reference(problem, "w4_tiled_gemm", group)
+    matches_dequantised_reference(problem, "w4_tiled_gemm_split_k", group)
 
 
 @pytest.mark.parametrize("group", [32, 64, 128])
 def test_w3a16_tiled_prefill_matches_dequantized_reference(problem, group):
     matches_dequantised_reference(problem, "w3_tiled_gemm", group)
+    matches_dequantised_reference(problem, "w3_tiled_gemm_split_k", group)
 
 
 @pytest.mark.parametrize("name", TILED)

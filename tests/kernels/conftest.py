@@ -30,6 +30,8 @@ NUMBERS = {
             "w3_gemv_warp_tile",
             "w4_tiled_gemm",
             "w3_tiled_gemm",
+            "w4_tiled_gemm_split_k",
+            "w3_tiled_gemm_split_k",
         )
     )
 }
@@ -47,19 +49,20 @@ class HostKernels:
         kernel, m = KERNELS[name], x.shape[0]
         header = [NUMBERS[name], *kernel.grid(m, weight.n), kernel.threads, m, weight.n, weight.k, weight.group]
         tensors = [x, weight.packed, weight.scales] + ([] if bias is None else [bias])
-        answer = self._ask([*header, bias is not None], tensors, m * weight.n * 2)
+        splits = kernel.splits(weight.n, weight.k, multiprocessors=4)
+        answer = self._ask([*header, bias is not None, splits], tensors, m * weight.n * 2)
         return torch.from_numpy(np.frombuffer(answer, np.float16).copy()).view(m, weight.n)
 
     def unpack(self, thread: int, weight: PackedWeight) -> np.ndarray:
         """shared_b [32, 65] after one thread alone unpacked its part of the first tile; NaN where it wrote nothing."""
-        header = [UNPACK[weight.bits], 1, 1, 1, thread, weight.n, weight.k, weight.group, 0]
+        header = [UNPACK[weight.bits], 1, 1, 1, thread, weight.n, weight.k, weight.group, 0, 1]
         answer = self._ask(header, [weight.packed, weight.scales], 32 * 65 * 2)
         return np.frombuffer(answer, np.float16).reshape(32, 65)
 
     def _ask(self, header: list[int], tensors: list[torch.Tensor], size: int) -> bytes:
         stdin, stdout = self.process.stdin, self.process.stdout
         try:
-            stdin.write(struct.pack("12i", *header, 0, 0, 0))
+            stdin.write(struct.pack("12i", *header, 0, 0))
             for tensor in tensors:
                 stdin.write(tensor.contiguous().numpy().tobytes())
             stdin.flush()

@@ -5,7 +5,7 @@ import torch
 
 from deepinfer_lab.errors import KernelError
 from deepinfer_lab.kernels import LAUNCHERS
-from deepinfer_lab.kernels.catalogue import KERNELS, MAX_GRID_Y
+from deepinfer_lab.kernels.catalogue import BLOCKS_PER_SM, KERNELS, MAX_GRID_Y, MAX_SPLITS
 from deepinfer_lab.kernels.check import check
 
 
@@ -67,7 +67,7 @@ def test_packed_that_is_not_aligned(name):
 
 def test_single_row_kernels_take_one_row():
     for name, kernel in KERNELS.items():
-        limit = 1 if kernel.single_row else MAX_GRID_Y * kernel.block_m
+        limit = 1 if kernel.single_row else MAX_GRID_Y * (1 if kernel.split_k else kernel.block_m)
         x = torch.zeros(1, 1, dtype=torch.float16).expand(limit + 1, 64)  # costs no memory
         with pytest.raises(KernelError, match=rf"{name}: M = {limit + 1}, must be 1 to {limit}"):
             check(kernel, **{**arguments(name), "x": x})
@@ -85,3 +85,15 @@ def test_grids_cover_the_output_and_no_more():
             x, y = kernel.grid(m, n)
             assert (x - 1) * kernel.block_n < n <= x * kernel.block_n
             assert (y - 1) * kernel.block_m < m <= y * kernel.block_m
+
+
+def test_splits_fill_the_card_and_leave_no_part_without_a_step():
+    kernel = KERNELS["w4_tiled_gemm_split_k"]
+    for n, k, multiprocessors in ((1, 32, 132), (2048, 5632, 132), (37888, 3584, 132), (37888, 3584, 16), (64, 96, 16)):
+        splits = kernel.splits(n, k, multiprocessors)
+        assert 1 <= splits <= min(MAX_SPLITS, k // 32)
+        blocks = kernel.grid(1, n)[0]
+        enough = blocks * splits >= BLOCKS_PER_SM * multiprocessors
+        assert enough or splits == min(MAX_SPLITS, k // 32)
+        assert splits == 1 or blocks * (splits - 1) < BLOCKS_PER_SM * multiprocessors  # and no more than that takes
+    assert KERNELS["w4_tiled_gemm"].splits(2048, 5632, 132) == 1

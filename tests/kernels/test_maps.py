@@ -145,10 +145,32 @@ def test_padding_removes_the_bank_conflicts_of_unpacking():
 
 
 def test_reads_of_the_multiplication():
-    for stride in (maps.UNPADDED, maps.PADDED):
-        assert (maps.conflict_ways(maps.b_read_offsets(stride)) == 1).all()
-    # A warp spans two row pairs, 4 rows of 16 words apart: different words of one bank.
-    assert (maps.conflict_ways(maps.a_read_offsets()) == 2).all()
+    singly = maps.one_by_one()
+    assert len(singly) == maps.BK * 6
+    # A warp spans two row pairs, 2 rows of 16 words apart: different words of one bank. Weights meet no conflict.
+    assert sum(read.turns for read in singly) == maps.BK * (2 * 2 + 4)
+    reads = maps.wide()
+    assert sum(read.turns for read in reads) == maps.BK * 3.5
+
+
+def test_wide_reads_bring_the_same_values_and_are_aligned():
+    singly, reads = maps.one_by_one(), maps.wide()
+    for array, stride in (("a", maps.BK), ("b", maps.PADDED)):
+        of_array = [0, 1] if array == "a" else [2, 3, 4, 5]
+        needed = np.stack([singly[k * 6 + i].first.ravel() for k in range(maps.BK) for i in of_array])
+        its = [read for read in reads if (read.halves == 8) == (array == "a")]
+        brought = np.concatenate([read.first.ravel() + np.arange(read.halves)[:, None] for read in its])
+        assert np.array_equal(np.sort(needed, axis=0), np.sort(brought, axis=0))
+        assert all((read.first % read.halves == 0).all() for read in its), f"shared_{array} rows are {stride} long"
+
+
+def test_turns_of_known_reads():
+    lanes = np.arange(32).reshape(1, 32)
+    assert maps.Read(lanes * 2, 2).turns == 1
+    assert maps.Read(lanes * 4, 4).turns == 2  # 256 bytes
+    assert maps.Read(lanes * 8, 8).turns == 4  # 512 bytes
+    assert maps.Read(lanes * 0, 8).turns == 4  # four quarters, a broadcast in each
+    assert maps.Read(lanes * 64, 1).turns == 32
 
 
 def test_conflict_ways_of_known_patterns():

@@ -102,7 +102,7 @@ def test_output_overflows_to_infinity(host, make_weight, name):
     assert torch.equal(host.run(name, x, weight), reference.half())
 
 
-@pytest.mark.parametrize("name", ["w4_tiled_gemm", "w3_tiled_gemm", "w3_gemv_batch_tile"])
+@pytest.mark.parametrize("name", ["w4_tiled_gemm", "w3_tiled_gemm_split_k", "w3_gemv_batch_tile"])
 def test_shared_memory_is_free_of_races(racing_host, make_weight, name):
     n, m = (70, 35) if "gemm" in name else (5, 2)
     weight = make_weight(KERNELS[name].bits, n, 128, 32)

@@ -3,7 +3,7 @@
 import pytest
 
 from deepinfer_lab.errors import KernelError
-from deepinfer_lab.kernels import resources
+from deepinfer_lab.kernels import maps, resources
 from deepinfer_lab.kernels.compiler import ARCHS
 from deepinfer_lab.kernels.resources import Usage, occupancy, parse_log, ptx_instructions
 
@@ -95,10 +95,11 @@ def test_ptx_instructions_are_counted():
         ptx_instructions(PTX, "g")
 
 
-def test_tiled_gemm_does_eight_fmas_for_six_shared_reads(compiled):
+@pytest.mark.parametrize("kernel", ["w4_tiled_gemm", "w4_tiled_gemm_split_k"])
+def test_tiled_gemm_does_eight_fmas_a_k_and_reads_as_wide_as_the_maps_say(compiled, kernel):
     """Section 2.2, read off the compiled code: 32 unrolled k."""
     from deepinfer_lab.kernels.compiler import compile_kernel
 
-    counts = ptx_instructions(compile_kernel("w4_tiled_gemm", "sm_86").ptx, "w4_tiled_gemm")
-    assert counts["fma"] == 32 * 8
-    assert counts["ld.shared"] == 32 * 6
+    counts = ptx_instructions(compile_kernel(kernel, "sm_86").ptx, kernel)
+    assert counts["fma"] == maps.BK * 8
+    assert counts["ld.shared"] == len(maps.wide())

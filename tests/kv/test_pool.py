@@ -17,6 +17,8 @@ CPU = torch.device("cpu")
         (KVShape(30, 3, 64, torch.float32), 30 * 2 * 3 * 64 * 4),
         (KVShape(28, 4, 128, torch.float16), 57_344),  # Qwen2.5-7B: 56 KiB a token
         (KVShape(1, 1, 2, torch.bfloat16), 8),
+        (KVShape(28, 4, 128, torch.float16, quantised=True), 28 * 2 * 4 * (128 + 2)),
+        (KVShape(3, 2, 64, torch.float32, quantised=True), 3 * 2 * 2 * (64 + 2)),
     ],
 )
 def test_bytes_per_token(shape, expected):
@@ -29,23 +31,34 @@ def test_bytes_per_token(shape, expected):
     head_dim=st.sampled_from((2, 6, 16)),
     block_size=st.integers(1, 17),
     dtype=st.sampled_from((torch.float32, torch.float16)),
+    quantised=st.booleans(),
     blocks=st.integers(1, 9),
     data=st.data(),
 )
 @settings(deadline=None)
-def test_within_a_budget_to_the_byte(layers, heads, head_dim, block_size, dtype, blocks, data):
-    shape = KVShape(layers, heads, head_dim, dtype)
+def test_within_a_budget_to_the_byte(layers, heads, head_dim, block_size, dtype, quantised, blocks, data):
+    shape = KVShape(layers, heads, head_dim, dtype, quantised)
     block = shape.bytes_per_token * block_size
-    spare = data.draw(st.integers(0, block - 1))
+    spare = data.draw(st.sampled_from((0, 1, block - 1)) | st.integers(0, block - 1))
     pool = KVPool.within(blocks * block + spare, shape, block_size, CPU)
     assert pool.num_blocks == blocks
-    assert pool.nbytes == blocks * block
+    layer = pool.layer(layers - 1)
+    tensors = [t for t in (layer.k, layer.v, layer.k_scale, layer.v_scale) if t is not None]
+    stored = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
+    assert pool.nbytes == sum(stored.values()) == blocks * block
 
 
 @pytest.mark.parametrize("budget", [0, 1, 511, -1, -512])
 def test_a_budget_below_one_block(budget):
     with pytest.raises(SettingError, match=rf"{budget} bytes: one block of 4 tokens takes 512 bytes"):
         KVPool.within(budget, KVShape(1, 1, 16, torch.float32), 4, CPU)
+
+
+def test_scales_count_towards_a_block():
+    shape = KVShape(1, 1, 16, torch.float32, quantised=True)
+    assert KVPool.within(144, shape, 4, CPU).num_blocks == 1
+    with pytest.raises(SettingError, match="143 bytes: one block of 4 tokens takes 144 bytes"):
+        KVPool.within(143, shape, 4, CPU)
 
 
 @given(
@@ -91,3 +104,17 @@ def test_gathering_copies():
     pool.write(0, torch.tensor([2]), torch.ones(1, 1, 2), torch.ones(1, 1, 2))
     assert not k.any()
     assert pool.gather(0, torch.tensor([[1]]))[0].any()
+
+
+def test_a_layer_is_a_view_without_scales():
+    pool = KVPool(KVShape(2, 3, 4, torch.float32), 5, 2, CPU)
+    layer = pool.layer(1)
+    assert (layer.k_scale, layer.v_scale) == (None, None)
+    assert layer.k.shape == layer.v.shape == (10, 3, 4)
+    assert layer.k.is_contiguous()
+    layer.k[7] = 3.0
+    layer.v[7] = 4.0
+    k, v = pool.gather(1, torch.tensor([[3]]))
+    assert k[0, 1].eq(3).all()
+    assert v[0, 1].eq(4).all()
+    assert not any(tensor.any() for tensor in pool.gather(0, torch.arange(5)[None]))

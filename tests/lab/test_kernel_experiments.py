@@ -105,9 +105,15 @@ def test_article_times_twenty_launches_of_one_copy_after_three():
 
 
 def test_kernels_for_an_m():
-    assert cells.kernels_for(4, 1) == ["w4_gemv", "w4_gemv_batch_tile", "w4_tiled_gemm", FALLBACK]
+    assert cells.kernels_for(4, 1) == [
+        "w4_gemv",
+        "w4_gemv_batch_tile",
+        "w4_tiled_gemm",
+        "w4_tiled_gemm_split_k",
+        FALLBACK,
+    ]
     assert cells.kernels_for(3, 9) == [
-        "w3_gemv_grid_y", "w3_gemv_batch_tile", "w3_gemv_warp_tile", "w3_tiled_gemm", FALLBACK,
+        "w3_gemv_grid_y", "w3_gemv_batch_tile", "w3_gemv_warp_tile", "w3_tiled_gemm", "w3_tiled_gemm_split_k", FALLBACK,
     ]  # fmt: skip
     assert cells.kernels_for(16, 512) == [cells.DENSE]
 
@@ -202,14 +208,19 @@ def test_tiled_gemm_measures_the_articles_shapes_then_the_sweep(gpu: TorchGpu):
     rows = list(rows_of_tiled_gemm(gpu))
     assert all(row["correct"] for row in rows)
     assert [row["kernel"] for row in rows[:1]] == [cells.EMPTY]
-    assert {(r["bits"], r["kernel"], r["n"], r["method"]) for r in rows[1:13]} == {
+    assert {(r["bits"], r["kernel"], r["n"], r["method"]) for r in rows[1:17]} == {
         (bits, kernel, n, method)
         for few, n in ((4, 24), (3, 40))
-        for bits, kernel in ((few, f"w{few}_tiled_gemm"), (few, FALLBACK), (16, cells.DENSE))
+        for bits, kernel in (
+            (few, f"w{few}_tiled_gemm"),
+            (few, f"w{few}_tiled_gemm_split_k"),
+            (few, FALLBACK),
+            (16, cells.DENSE),
+        )
         for method in (GRAPH_COLD, ARTICLE)
     }
-    assert all(row["m"] == 30 for row in rows[1:13])
-    swept = {(r["bits"], r["m"], r["n"], r["k"], r["kernel"]) for r in rows[13:]}
+    assert all(row["m"] == 30 for row in rows[1:17])
+    swept = {(r["bits"], r["m"], r["n"], r["k"], r["kernel"]) for r in rows[17:]}
     assert swept == {
         (bits, m, n, k, kernel)
         for n, k in SMALL["sweep_shapes"]
@@ -217,7 +228,7 @@ def test_tiled_gemm_measures_the_articles_shapes_then_the_sweep(gpu: TorchGpu):
         for m in SMALL["sweep_m"]
         for kernel in cells.kernels_for(bits, m)
     }
-    assert len(rows[13:]) == len(swept)
+    assert len(rows[17:]) == len(swept)
 
 
 def test_rows_arrive_while_measuring_goes_on(gpu: TorchGpu):
@@ -235,7 +246,7 @@ def test_default_experiments_ask_for_the_articles_shapes_and_as_many_rows_as_the
     shapes = {tuple(shape) for shape in TILED_GEMM.defaults["article_shapes"]}
     sweep = [(b, m) for b in (3, 4, 16) for m in TILED_GEMM.defaults["sweep_m"]]
     assert shapes == {(r["weight_bits"], r["m"], r["n"], r["k"]) for r in published("2.7")}
-    assert 1 + 6 * len(shapes) + 2 * sum(len(cells.kernels_for(b, m)) for b, m in sweep) == 31 + 202
+    assert 1 + 8 * len(shapes) + 2 * sum(len(cells.kernels_for(b, m)) for b, m in sweep) == 41 + 246
     assert {(r["n"], r["k"]) for r in published("3.2")} <= {tuple(s) for s in W3_BATCH_TILE.defaults["shapes"]}
     assert {r["batch"] for r in published("3.2")} <= set(W3_BATCH_TILE.defaults["batch"])
     assert not TILED_GEMM.runs_on_cpu

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from deepinfer_lab.errors import ModelNotFound, QuantisationError, SettingError
+from deepinfer_lab.errors import KernelError, ModelNotFound, QuantisationError, SettingError
 from deepinfer_lab.kv.pool import KVPool
 from deepinfer_lab.model import quantised
 from deepinfer_lab.model.load import load_model, open_source, pick_device
@@ -97,3 +97,15 @@ def test_devices_with_a_gpu(monkeypatch):
     assert pick_device("cpu") == torch.device("cpu")
     with pytest.raises(SettingError, match="device 'cuda:2'"):
         pick_device("cuda:2")
+
+
+def test_a_dispatch_table_must_serve_the_bits(tmp_path):
+    table = tmp_path / "dispatch.json"
+    table.write_text(
+        '{"schema_version": 1, "rows": [{"bits": 4, "m_min": 1, "m_max": null, "kernel": "w4_tiled_gemm"}]}'
+    )
+    load_model("synthetic:tiny", bits="w4", device="cpu", dispatch=table)
+    with pytest.raises(KernelError, match="no kernel for 3-bit weights at M = 1: the dispatch table has 4 bits"):
+        load_model("synthetic:tiny", bits="w3", device="cpu", dispatch=table)
+    with pytest.raises(KernelError, match=r"missing.json: not a dispatch table"):
+        load_model("synthetic:tiny", device="cpu", dispatch=tmp_path / "missing.json")

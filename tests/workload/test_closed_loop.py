@@ -11,8 +11,9 @@ import torch
 from deepinfer_lab.engine.config import EngineConfig
 from deepinfer_lab.engine.engine import Engine
 from deepinfer_lab.engine.event import FinishEvent, StepEvent, TokenEvent
-from deepinfer_lab.engine.request import FinishReason, Request
+from deepinfer_lab.engine.request import Request
 from deepinfer_lab.engine.sampling import SamplingParams
+from deepinfer_lab.engine.stopping import FinishReason
 from deepinfer_lab.errors import ContextOverflow, EngineClosed, SettingError
 from deepinfer_lab.metrics.latency import summarise
 from deepinfer_lab.model.build import build_decoder

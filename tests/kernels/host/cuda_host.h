@@ -20,7 +20,7 @@
 
 struct uint2 { unsigned x, y; };
 struct alignas(16) uint4 { unsigned x, y, z, w; };
-struct dim3 { int x = 1, y = 1; };
+struct dim3 { int x = 1, y = 1, z = 1; };
 
 #ifdef HOST_THREADS
 #include "host_threads.h"
@@ -28,7 +28,7 @@ struct dim3 { int x = 1, y = 1; };
 #include "host_fibers.h"
 #endif
 
-// Provided by either: threadIdx, blockIdx, __syncthreads(), sync_warp(), launch(grid_x, grid_y, threads, kernel).
+// Provided by either: threadIdx, blockIdx, gridDim, __syncthreads(), sync_warp(), launch(grid, threads, kernel).
 
 inline float exchange[2][1024];  // two, in turn: nobody is a whole shuffle ahead, so one barrier is enough
 inline char turn[1024];

@@ -3,7 +3,7 @@
 #include <functional>
 #include <ucontext.h>
 
-inline dim3 threadIdx, blockIdx;
+inline dim3 threadIdx, blockIdx, gridDim;
 
 struct Barrier {
     int expected = 0, arrived = 0, generation = 0;
@@ -37,34 +37,37 @@ inline void run_fiber() {
     setcontext(&scheduler);
 }
 
-template <class Kernel>
-void launch(int grid_x, int grid_y, int threads, Kernel kernel) {
-    body = kernel;
-    while (static_cast<int>(fibers.size()) < threads) fibers.push_back(std::make_unique<Fiber>());
-    for (blockIdx.y = 0; blockIdx.y < grid_y; ++blockIdx.y) {
-        for (blockIdx.x = 0; blockIdx.x < grid_x; ++blockIdx.x) {
-            block_barrier = {threads};
-            for (auto& barrier : warp_barriers) barrier = {32};
-            for (int t = 0; t < threads; ++t) {
-                Fiber& fiber = *fibers[t];
-                fiber.done = false;
-                getcontext(&fiber.context);
-                fiber.context.uc_stack.ss_sp = fiber.stack.data();
-                fiber.context.uc_stack.ss_size = fiber.stack.size();
-                makecontext(&fiber.context, run_fiber, 0);
-            }
-            for (int left = threads; left > 0;) {
-                left = 0;
-                progress = false;
-                for (threadIdx.x = 0; threadIdx.x < threads; ++threadIdx.x) {
-                    if (!fibers[threadIdx.x]->done) swapcontext(&scheduler, &fibers[threadIdx.x]->context);
-                    left += !fibers[threadIdx.x]->done;
-                }
-                if (!progress) {
-                    std::fprintf(stderr, "deadlock: a barrier that not all threads of its block or warp reach\n");
-                    std::exit(4);
-                }
-            }
+inline void run_block(int threads) {
+    block_barrier = {threads};
+    for (auto& barrier : warp_barriers) barrier = {32};
+    for (int t = 0; t < threads; ++t) {
+        Fiber& fiber = *fibers[t];
+        fiber.done = false;
+        getcontext(&fiber.context);
+        fiber.context.uc_stack.ss_sp = fiber.stack.data();
+        fiber.context.uc_stack.ss_size = fiber.stack.size();
+        makecontext(&fiber.context, run_fiber, 0);
+    }
+    for (int left = threads; left > 0;) {
+        left = 0;
+        progress = false;
+        for (threadIdx.x = 0; threadIdx.x < threads; ++threadIdx.x) {
+            if (!fibers[threadIdx.x]->done) swapcontext(&scheduler, &fibers[threadIdx.x]->context);
+            left += !fibers[threadIdx.x]->done;
+        }
+        if (!progress) {
+            std::fprintf(stderr, "deadlock: a barrier that not all threads of its block or warp reach\n");
+            std::exit(4);
         }
     }
+}
+
+template <class Kernel>
+void launch(dim3 grid, int threads, Kernel kernel) {
+    body = kernel;
+    gridDim = grid;
+    while (static_cast<int>(fibers.size()) < threads) fibers.push_back(std::make_unique<Fiber>());
+    for (blockIdx.z = 0; blockIdx.z < grid.z; ++blockIdx.z)
+        for (blockIdx.y = 0; blockIdx.y < grid.y; ++blockIdx.y)
+            for (blockIdx.x = 0; blockIdx.x < grid.x; ++blockIdx.x) run_block(threads);
 }

@@ -1,0 +1,145 @@
+// A tile of 16 positions of K and V in the registers of one warp, as the tensor cores want it, without passing shared memory.
+//
+// A product does not care in which order its terms are added. So each lane loads adjacent bytes, up to 16 at once, and calls
+// them whatever the instruction (mma.cuh) expects there:
+//   K: lane (g, t) loads a quarter of the rows of two positions. 4 adjacent values are columns 2t, 2t + 1, 2t + 8 and 2t + 9.
+//   V: it loads an eighth of the rows of positions 4t to 4t + 3. 2 adjacent values are rows g and g + 8 of V^T.
+//   Row r of S^T is position 4 (r / 2) + r % 2 for r < 8, and row r + 8 the second after it. Once the two 8 x 8 halves of P are
+//   transposed, a lane has the probabilities of those positions whose V it loaded.
+#pragma once
+#include "mma.cuh"
+
+__device__ constexpr int widest(int bytes) { return bytes % 16 == 0 ? 16 : bytes % 8 == 0 ? 8 : bytes % 4 == 0 ? 4 : 2; }
+__device__ constexpr int words_of(int bytes) { return (bytes + 3) / 4; }
+
+template <int BYTES>
+__device__ __forceinline__ void load(unsigned* words, const unsigned char* address) {
+    if constexpr (BYTES == 16) {
+        const uint4 v = *reinterpret_cast<const uint4*>(address);
+        words[0] = v.x, words[1] = v.y, words[2] = v.z, words[3] = v.w;
+    } else if constexpr (BYTES == 8) {
+        const uint2 v = *reinterpret_cast<const uint2*>(address);
+        words[0] = v.x, words[1] = v.y;
+    } else if constexpr (BYTES == 4) {
+        words[0] = *reinterpret_cast<const unsigned*>(address);
+    } else {
+        words[0] = *reinterpret_cast<const unsigned short*>(address);
+    }
+}
+
+// Four int8 to two pairs of fp16, exactly: 0x6400 + u is the fp16 number 1024 + u.
+__device__ __forceinline__ void int8_to_half(unsigned bytes, unsigned& low, unsigned& high) {
+    bytes ^= 0x80808080u;  // i + 128, unsigned
+    low = sub_pair(__byte_perm(bytes, 0x64646464u, 0x4140), 0x64806480u);
+    high = sub_pair(__byte_perm(bytes, 0x64646464u, 0x4342), 0x64806480u);
+}
+
+// How a row of D values is spread over lanes. SIZE: bytes of a value, 2 for fp16 and 1 for int8.
+template <int D, int SIZE>
+struct Spread {
+    static constexpr int K_BYTES = widest(D * SIZE / 4), V_BYTES = widest(D * SIZE / 8);  // of one load
+    static constexpr int K_LOADS = D * SIZE / 4 / K_BYTES, V_LOADS = D * SIZE / 8 / V_BYTES;
+    static constexpr int K_WORDS = K_LOADS * words_of(K_BYTES), V_WORDS = V_LOADS * words_of(V_BYTES);
+    static constexpr int STEPS = D / 16;  // instructions along D, for K as for V
+    static constexpr int K_VALUES = K_BYTES / SIZE, V_VALUES = V_BYTES / SIZE;
+
+    // The first of the 4 adjacent dimensions that lane t contributes to a step of q K^T.
+    static __device__ __forceinline__ int k_dim(int step, int t) {
+        const int load = step / (K_VALUES / 4), within = step % (K_VALUES / 4);
+        return (load * 4 + t) * K_VALUES + within * 4;
+    }
+    // The first of the 2 adjacent dimensions that lane g contributes to a step of V^T P^T.
+    static __device__ __forceinline__ int v_dim(int step, int g) {
+        const int load = step / (V_VALUES / 2), within = step % (V_VALUES / 2);
+        return (load * 8 + g) * V_VALUES + within * 2;
+    }
+};
+
+// Where the positions of one sequence lie, for one KV head.
+struct Pages {
+    const long long* table;  // block of each block_size positions
+    int block_size;
+    unsigned reciprocal;  // ceil(2^32 / block_size), for positions below 2^32 / block_size
+    int end;              // positions from here on are not read
+
+    // The slot of a position, whose three neighbours up to the next multiple of 4 follow it. Beyond the end: any.
+    __device__ __forceinline__ int slot(int position) const {
+        if (position >= end) return 0;
+        const int block = __umulhi(position, reciprocal);
+        return static_cast<int>(table[block]) * block_size + (position - block * block_size);
+    }
+};
+
+// Tile in registers: K of two positions and V of four, as loaded, and what int8 is to be multiplied with.
+template <int D, int SIZE>
+struct Tile {
+    using S = Spread<D, SIZE>;
+    unsigned k[2][S::K_WORDS], v[4][S::V_WORDS];
+    float k_scale[2];
+    unsigned v_scale[2];  // fp16 pairs, for positions 4t, 4t + 1 and 4t + 2, 4t + 3
+
+    // Positions `position` and `position + 2`, at `slot` and `slot + 2`. Positions that do not exist are zero.
+    __device__ __forceinline__ void load_k(const unsigned char* base, const half_t* scales, int kv_heads, int slot,
+                                           int position, int end, int t) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            const bool exists = position + 2 * i < end;
+            const long long row = static_cast<long long>(slot + 2 * i) * kv_heads;
+#pragma unroll
+            for (int j = 0; j < S::K_LOADS; ++j) {
+                unsigned* words = &k[i][j * words_of(S::K_BYTES)];
+#pragma unroll
+                for (int w = 0; w < words_of(S::K_BYTES); ++w) words[w] = 0;
+                if (exists) load<S::K_BYTES>(words, base + row * (D * SIZE) + (j * 4 + t) * S::K_BYTES);
+            }
+            if constexpr (SIZE == 1) k_scale[i] = exists ? to_float(scales[row]) : 0.0f;
+        }
+    }
+
+    // Positions `position` to `position + 3`, at slots in a row.
+    __device__ __forceinline__ void load_v(const unsigned char* base, const half_t* scales, int kv_heads, int slot,
+                                           int position, int end, int g) {
+        if constexpr (SIZE == 1) v_scale[0] = v_scale[1] = 0;
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            const bool exists = position + i < end;
+            const long long row = static_cast<long long>(slot + i) * kv_heads;
+#pragma unroll
+            for (int j = 0; j < S::V_LOADS; ++j) {
+                unsigned* words = &v[i][j * words_of(S::V_BYTES)];
+#pragma unroll
+                for (int w = 0; w < words_of(S::V_BYTES); ++w) words[w] = 0;
+                if (exists) load<S::V_BYTES>(words, base + row * (D * SIZE) + (j * 8 + g) * S::V_BYTES);
+            }
+            if constexpr (SIZE == 1) {
+                if (exists) v_scale[i / 2] |= static_cast<unsigned>(scales[row]) << 16 * (i % 2);
+            }
+        }
+    }
+
+    __device__ __forceinline__ void k_fragment(unsigned (&a)[4], int step) const {
+        if constexpr (SIZE == 2) {
+            a[0] = k[0][2 * step], a[1] = k[1][2 * step], a[2] = k[0][2 * step + 1], a[3] = k[1][2 * step + 1];
+        } else {
+            int8_to_half(k[0][step], a[0], a[2]);
+            int8_to_half(k[1][step], a[1], a[3]);
+        }
+    }
+
+    __device__ __forceinline__ void v_fragment(unsigned (&a)[4], int step) const {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {  // positions 0 and 1, then 2 and 3
+            if constexpr (SIZE == 2) {
+                a[2 * i] = __byte_perm(v[2 * i][step], v[2 * i + 1][step], 0x5410);
+                a[2 * i + 1] = __byte_perm(v[2 * i][step], v[2 * i + 1][step], 0x7632);
+            } else {
+                constexpr int STEPS_PER_WORD = S::V_BYTES == 2 ? 1 : 2;
+                const int word = step / STEPS_PER_WORD, selector = step % STEPS_PER_WORD ? 0x7362 : 0x5140;
+                unsigned low, high;
+                int8_to_half(__byte_perm(v[2 * i][word], v[2 * i + 1][word], selector), low, high);
+                a[2 * i] = mul_pair(low, v_scale[i]);
+                a[2 * i + 1] = mul_pair(high, v_scale[i]);
+            }
+        }
+    }
+};

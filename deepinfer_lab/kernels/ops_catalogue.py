@@ -1,0 +1,54 @@
+"""The CUDA kernels beside those of linear layers: attention over the paged cache and element-wise work, each with its own
+arguments. Like `catalogue.KERNELS`, one `extern "C"` kernel to a source of the same name.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+
+from deepinfer_lab.kernels.catalogue import KERNELS, SOURCES, Kernel
+
+HEAD_DIMS = (64, 80, 96, 128)  # that paged attention is compiled for
+MIN_CAPABILITY = (8, 0)  # of a device for these kernels: cuda/mma.cuh
+
+
+@dataclass(frozen=True)
+class Op:
+    """One kernel, in `cuda/<name>.cu`, its threads in a block, and what it does in a few words."""
+
+    name: str
+    threads: int
+    summary: str
+
+    @property
+    def source(self) -> Path:
+        return SOURCES / f"{self.name}.cu"
+
+
+def _decode_ops() -> tuple[Op, ...]:
+    return tuple(
+        Op(f"paged_decode_{stored}_{dim}", 128, f"attention of new tokens over {stored} K and V, head_dim {dim}")
+        for stored in ("f16", "i8")
+        for dim in HEAD_DIMS
+    )
+
+
+OPS = MappingProxyType(
+    {
+        op.name: op
+        for op in (
+            *_decode_ops(),
+            Op("paged_combine", 128, "adds up the splits of paged_decode"),
+            Op("rms_norm", 256, "RMSNorm, and the residual addition before it"),
+            Op("rope_write_f16", 128, "rotary embedding; K and V into an fp16 cache"),
+            Op("rope_write_i8", 128, "rotary embedding; K and V into an int8 cache"),
+            Op("silu_mul", 256, "silu(gate) * up"),
+            Op("argmax_f16", 512, "position of the largest of each fp16 row"),
+            Op("argmax_f32", 512, "position of the largest of each fp32 row"),
+        )
+    }
+)
+
+COMPILED: MappingProxyType[str, Kernel | Op] = MappingProxyType(
+    {**KERNELS, **OPS}
+)  # all that the compiler knows by name

@@ -1,0 +1,208 @@
+"""Attention over the paged cache against float32 attention on the same cached values, on a GPU."""
+
+import dataclasses
+import os
+
+import pytest
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+from deepinfer_lab.errors import KernelError
+from deepinfer_lab.kernels.paged_attention import paged_decode
+from deepinfer_lab.kv.pool import KVPool, KVShape
+
+RATIOS = (1, 2, 3, 4, 7, 8, 12, 16)
+CACHES = pytest.mark.parametrize("quantised", [False, True], ids=["f16", "i8"])
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """Sequences in scattered blocks. Every slot that is not theirs holds NaN: tails of last blocks and all other blocks."""
+
+    pool: KVPool
+    table: torch.Tensor
+    lengths: torch.Tensor
+    q: torch.Tensor
+
+    def run(self, **more: object) -> torch.Tensor:
+        memory = self.pool.layer(0)
+        given = {
+            "block_size": self.pool.block_size,
+            "max_context": int(self.lengths.max()),
+            "out": torch.full_like(self.q, torch.nan),  # an output that is not written shows
+        } | more
+        return paged_decode(
+            self.q,
+            memory.k,
+            memory.v,
+            self.table,
+            self.lengths,
+            k_scale=memory.k_scale,
+            v_scale=memory.v_scale,
+            **given,
+        )
+
+    def reference(self) -> torch.Tensor:
+        rows = []
+        for q, table, length in zip(self.q, self.table, self.lengths.tolist(), strict=True):
+            k, v = (x[0, :length].double().transpose(0, 1) for x in self.pool.gather(0, table[None]))
+            folded = q.double().view(k.shape[0], -1, q.shape[-1])
+            rows.append(scaled_dot_product_attention(folded, k, v).view(q.shape))
+        return torch.stack(rows)
+
+    def check(self, **more: object) -> None:
+        out, reference = self.run(**more).double(), self.reference()
+        label = f"lengths {self.lengths.tolist()[:8]}, q {tuple(self.q.shape)}, {self.pool.shape}, {more}"
+        assert not out.isnan().any(), f"{label}: NaN, or an output that was not written"
+        error = ((out - reference).norm() / reference.norm()).item()
+        assert error < 2e-3, f"{label}: relative error {error}"
+        assert torch.allclose(out, reference, rtol=1e-2, atol=1e-2), label
+
+    def row(self, i: int) -> "Case":
+        part = slice(i, i + 1)
+        return Case(
+            self.pool, self.table[part].contiguous(), self.lengths[part].contiguous(), self.q[part].contiguous()
+        )
+
+
+@pytest.fixture
+def make():
+    seed = int(os.environ.get("DEEPINFER_SEED") or torch.seed() % 2**31)
+    random = torch.Generator("cuda").manual_seed(seed)
+    print(f"repeat with DEEPINFER_SEED={seed}")
+
+    def case(lengths, heads, kv_heads, dim, *, block_size=16, quantised=False) -> Case:
+        device = torch.device("cuda", torch.cuda.current_device())
+        columns = -(-max(lengths) // block_size)
+        blocks = len(lengths) * columns + 3
+        pool = KVPool(KVShape(1, kv_heads, dim, torch.float16, quantised), blocks, block_size, device)
+        memory = pool.layer(0)
+        for tensor in (memory.k_scale, memory.v_scale) if quantised else (memory.k, memory.v):
+            tensor.fill_(torch.nan)
+        table = torch.randperm(blocks, generator=random, device=device)[: len(lengths) * columns].view(-1, columns)
+        at = torch.cat([torch.arange(length, device=device) for length in lengths])
+        row = torch.arange(len(lengths), device=device).repeat_interleave(torch.tensor(lengths, device=device))
+        slots = table[row, at // block_size] * block_size + at % block_size
+        k, v = torch.randn(2, len(slots), kv_heads, dim, generator=random, device=device).half()
+        pool.write(0, slots, 1.5 * k, v)
+        q = torch.randn(len(lengths), heads, dim, generator=random, device=device).half()
+        return Case(pool, table.contiguous(), torch.tensor(lengths, device=device), q)
+
+    return case
+
+
+@CACHES
+@pytest.mark.parametrize("dim", [64, 80, 96, 128])
+@pytest.mark.parametrize("ratio", RATIOS)
+def test_head_dims_and_ratios(make, quantised, dim, ratio):
+    for block_size in (16, 32):
+        case = make([1, 15, 16, 17, 255, 600], 2 * ratio, 2, dim, block_size=block_size, quantised=quantised)
+        case.check()
+        case.check(fixed_split=64)
+
+
+@CACHES
+@pytest.mark.parametrize("length", [1, 15, 16, 17, 63, 64, 65, 255, 4096, 32768])
+def test_one_sequence_of_any_length(make, quantised, length):
+    for kv_heads in (1, 3):
+        make([length], 7 * kv_heads, kv_heads, 128, quantised=quantised).check()
+
+
+@CACHES
+def test_a_large_ragged_batch(make, quantised):
+    lengths = [1 + 37 * i % 1000 for i in range(256)]
+    make(lengths, 9, 3, 64, quantised=quantised).check()
+    make([4096, 3, 2000, 64], 16, 2, 128, quantised=quantised).check()
+
+
+@pytest.mark.parametrize("block_size", [4, 8, 12, 24, 80, 256])
+def test_other_block_sizes(make, block_size):
+    make([1, 333, 1024], 8, 2, 96, block_size=block_size).check()
+
+
+@CACHES
+def test_large_scores_do_not_overflow(make, quantised):
+    case = make([300, 70], 8, 2, 128, quantised=quantised)
+    case.q.mul_(300)  # softmax is close to one-hot, scores in the thousands
+    out, reference = case.run().double(), case.reference()
+    assert ((out - reference).norm() / reference.norm()).item() < 5e-3
+
+
+@CACHES
+def test_a_row_is_the_same_bits_in_any_batch(make, quantised):
+    case = make([700, 1, 4096, 130], 16, 2, 128, quantised=quantised)
+    together = case.run(fixed_split=256)
+    for i in range(4):
+        assert torch.equal(case.row(i).run(fixed_split=256)[0], together[i])
+    assert torch.equal(case.run(fixed_split=256, max_context=case.table.shape[1] * 16), together)
+
+
+@CACHES
+def test_graph_replay_follows_lengths_tables_and_values(make, quantised):
+    case = make([500, 900, 64], 8, 2, 128, quantised=quantised)
+    q, table, lengths = case.q.clone(), case.table.clone(), case.lengths.clone()
+    captured = dataclasses.replace(case, q=q, table=table, lengths=lengths)
+    bound = case.table.shape[1] * 16
+    captured.run(max_context=bound)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = captured.run(max_context=bound)
+    for change in (lambda x: x, lambda x: x - 63, lambda x: torch.full_like(x, 1)):
+        lengths.copy_(change(case.lengths))
+        q.copy_(torch.randn_like(q))
+        out.fill_(torch.nan)
+        graph.replay()
+        torch.cuda.synchronize()
+        assert torch.allclose(out.double(), captured.reference(), rtol=1e-2, atol=1e-2)
+    lengths.copy_(case.lengths[[1, 0, 2]])
+    table.copy_(case.table[[1, 0, 2]])
+    graph.replay()
+    torch.cuda.synchronize()
+    assert torch.allclose(out.double(), captured.reference(), rtol=1e-2, atol=1e-2)
+
+
+def test_no_positions_give_zeros(make):
+    case = make([100, 100], 8, 2, 64)
+    case.lengths[0] = 0
+    for split in (64, 128):
+        out = case.run(fixed_split=split)
+        assert (out[0] == 0).all()
+        assert out[1].isfinite().all()
+
+
+def test_two_streams_at_once(make):
+    cases = [make([900, 50, 300], 16, 2, 128, quantised=quantised) for quantised in (False, True)]
+    right = [case.run(fixed_split=64) for case in cases]
+    streams = [torch.cuda.Stream(), torch.cuda.Stream()]
+    torch.cuda.synchronize()
+    outs: list[list[torch.Tensor]] = [[], []]
+    for _ in range(20):
+        for stream, case, results in zip(streams, cases, outs, strict=True):
+            with torch.cuda.stream(stream):
+                results.append(case.run(fixed_split=64))
+    torch.cuda.synchronize()
+    for results, expected in zip(outs, right, strict=True):
+        assert all(torch.equal(result, expected) for result in results)
+
+
+def test_refusals(make):
+    case = make([100], 8, 2, 64)
+    with pytest.raises(KernelError, match=r"max_context = 113, must be 1 to 112"):
+        case.run(max_context=113)
+    with pytest.raises(KernelError, match=r"fixed_split = 100, must be a positive multiple of 64"):
+        case.run(fixed_split=100)
+    with pytest.raises(KernelError, match=r"block_size = 18, must be a multiple of 4"):
+        case.run(block_size=18)
+    memory = make([100], 8, 2, 64, quantised=True).pool.layer(0)
+    with pytest.raises(KernelError, match=r"k_scale is missing for torch.int8"):
+        paged_decode(case.q, memory.k, memory.v, case.table, case.lengths, block_size=16, max_context=100)
+    with pytest.raises(KernelError, match=r"head_dim = 48, must be one of 64, 80, 96, 128"):
+        dataclasses.replace(case, q=case.q[..., :48].contiguous()).run()
+    with pytest.raises(KernelError, match=r"7 query heads, must be a multiple of 2 KV heads"):
+        dataclasses.replace(case, q=case.q[:, :7].contiguous()).run()
+    with pytest.raises(KernelError, match=r"q has strides"):
+        dataclasses.replace(case, q=case.q.repeat(1, 1, 2)[..., ::2]).run()
+    with pytest.raises(KernelError, match=r"block_table has dtype torch.int32, must be torch.int64"):
+        dataclasses.replace(case, table=case.table.int()).run()
+    with pytest.raises(KernelError, match=r"seq_lens is on cpu, must be on a CUDA device"):
+        dataclasses.replace(case, lengths=case.lengths.cpu()).run()

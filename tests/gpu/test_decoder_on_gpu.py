@@ -1,0 +1,93 @@
+"""A small model on a GPU: fused kernels against torch, and both against float32 on the CPU."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from deepinfer_lab.kv.pool import KVPool
+from deepinfer_lab.model.build import build_decoder
+from deepinfer_lab.model.config import ModelConfig
+from deepinfer_lab.model.decoder import Decoder
+from deepinfer_lab.model.ops import CudaOps, TorchOps, ops_for
+from deepinfer_lab.model.step_input import Span, StepInput
+from deepinfer_lab.model.synthetic import SyntheticSource
+from deepinfer_lab.quant.plan import plan_named
+
+BASE = ModelConfig(
+    architecture="llama", vocab_size=500, hidden_size=256, intermediate_size=512, num_layers=3, num_heads=4, num_kv_heads=2,
+    head_dim=64, max_context=512, rms_norm_eps=1e-5, rope_theta=1e4,
+)  # fmt: skip
+CONFIGS = {
+    "llama": BASE,
+    "qwen2": dataclasses.replace(BASE, architecture="qwen2", qkv_bias=True, num_heads=7, num_kv_heads=1, head_dim=128),
+    "qwen3": dataclasses.replace(BASE, architecture="qwen3", qk_norm=True, head_dim=80),
+    "no kernel for its head_dim": dataclasses.replace(BASE, head_dim=16),
+}
+
+
+def with_ops(decoder: Decoder, ops: CudaOps | TorchOps) -> Decoder:
+    return Decoder(decoder.config, decoder._embed, decoder._blocks, decoder._norm, decoder._lm_head, ops)
+
+
+def steps() -> list[list[Span]]:
+    """A prompt, a mixture of a chunk and a decode, then decode steps that cross blocks."""
+    random = torch.Generator().manual_seed(0)
+
+    def tokens(count: int) -> list[int]:
+        return torch.randint(0, BASE.vocab_size, (count,), generator=random).tolist()
+
+    first, second = [9, 2, 5, 11], [7, 1, 3]
+    script = [[Span(tokens(45), 0, first, all_logits=True)], [Span(tokens(1), 45, first), Span(tokens(20), 0, second)]]
+    script += [[Span(tokens(1), 46 + i, first), Span(tokens(1), 20 + i, second)] for i in range(8)]
+    return script
+
+
+def logits(decoder: Decoder, *, quantised: bool = False) -> torch.Tensor:
+    device = decoder.device
+    pool = KVPool(dataclasses.replace(decoder.kv_shape, quantised=quantised), 12, 16, device)
+    return torch.cat([decoder.forward(StepInput.build(spans, 16, device), pool).cpu() for spans in steps()])
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("quantised", [False, True], ids=["f16", "i8"])
+def test_logits_of_prompts_mixtures_and_decode_steps(name, quantised):
+    source = SyntheticSource(CONFIGS[name], "random")
+    device = torch.device("cuda", torch.cuda.current_device())
+    made = build_decoder(source, plan_named("none"), group=32, device=device, dtype=torch.float16)
+    fused, plain = (logits(with_ops(made, ops), quantised=quantised) for ops in (CudaOps(), TorchOps()))
+    exact = logits(
+        build_decoder(source, plan_named("none"), group=32, device=torch.device("cpu"), dtype=torch.float32),
+        quantised=quantised,
+    )
+    scale = exact.norm()
+    errors = [((x - exact).norm() / scale).item() for x in (fused, plain)]
+    assert errors[0] < (0.03 if quantised else 0.01)
+    assert errors[0] < 2 * errors[1] + 1e-3  # no further from the truth than torch
+    assert ((fused - plain).norm() / scale).item() < (0.03 if quantised else 0.01)
+
+
+def test_fused_kernels_are_chosen_for_float16_on_a_gpu():
+    device = torch.device("cuda", torch.cuda.current_device())
+    assert isinstance(ops_for(BASE, device, torch.float16), CudaOps)
+    assert isinstance(ops_for(BASE, device, torch.float32), TorchOps)
+    assert isinstance(ops_for(dataclasses.replace(BASE, hidden_size=36), device, torch.float16), TorchOps)
+    assert isinstance(ops_for(BASE, torch.device("cpu"), torch.float16), TorchOps)
+
+
+def test_a_row_does_not_depend_on_its_batch_with_fixed_splits():
+    """Attention alone: the linear layers' own kernels may add up in another order at another number of rows."""
+    config = CONFIGS["llama"]
+    device = torch.device("cuda", torch.cuda.current_device())
+    made = build_decoder(
+        SyntheticSource(config, "random"), plan_named("none"), group=32, device=device, dtype=torch.float16
+    )
+    pool = KVPool(made.kv_shape, 12, 16, device)
+    pool.write(0, torch.arange(192, device=device), *torch.randn(2, 192, 2, 64, device=device).half())
+    spans = [Span([1], 100, [0, 3, 5, 7, 9, 11, 1]), Span([2], 5, [2])]
+    q = torch.randn(2, 4, 64, device=device).half()
+    rope, ops = made._rope, CudaOps(fixed_split=64)
+    together = ops.step(StepInput.build(spans, 16, device), pool, rope).attend(0, q)
+    for i, span in enumerate(spans):
+        alone = ops.step(StepInput.build([span], 16, device), pool, rope).attend(0, q[i : i + 1].contiguous())
+        assert torch.equal(alone[0], together[i])

@@ -1,0 +1,70 @@
+// The attention and element-wise kernels in one CPU program. Requests come from standard input and answers go to standard
+// output, both binary, until the input ends. Buffers are heap blocks of exactly the right size, for the address sanitizer.
+//
+// Request: 6 ints (kernel, grid_x, grid_y, threads, buffers, numbers); of each buffer its bytes as int64 (-1: a null pointer)
+// and its content; then the numbers as doubles. Answer: all buffers, as the kernel left them.
+#include "paged_decode_f16_64.cu"
+#include "paged_decode_f16_80.cu"
+#include "paged_decode_f16_96.cu"
+#include "paged_decode_f16_128.cu"
+#include "paged_decode_i8_64.cu"
+#include "paged_decode_i8_80.cu"
+#include "paged_decode_i8_96.cu"
+#include "paged_decode_i8_128.cu"
+#include "paged_combine.cu"
+#include "rms_norm.cu"
+#include "silu_mul.cu"
+#include "rope_write_f16.cu"
+#include "rope_write_i8.cu"
+#include "argmax_f16.cu"
+#include "argmax_f32.cu"
+
+struct Buffer {
+    long long bytes = -1;
+    std::unique_ptr<char[]> data;
+    template <class T>
+    operator T*() const { return reinterpret_cast<T*>(data.get()); }
+};
+
+void read(void* to, size_t bytes) {
+    if (std::fread(to, 1, bytes, stdin) != bytes) std::exit(3);
+}
+
+int main() {
+    using Decode = decltype(&paged_decode_f16_64);
+    const Decode decode[] = {paged_decode_f16_64, paged_decode_f16_80, paged_decode_f16_96, paged_decode_f16_128,
+                             paged_decode_i8_64,  paged_decode_i8_80,  paged_decode_i8_96,  paged_decode_i8_128};
+    int h[6];
+    while (std::fread(h, sizeof h, 1, stdin) == 1) {
+        std::vector<Buffer> b(h[4]);
+        for (Buffer& buffer : b) {
+            read(&buffer.bytes, 8);
+            if (buffer.bytes < 0) continue;
+            buffer.data = std::make_unique<char[]>(buffer.bytes);
+            read(buffer.data.get(), buffer.bytes);
+        }
+        std::vector<double> f(h[5]);
+        read(f.data(), 8 * f.size());
+        const std::vector<int> n(f.begin(), f.end());
+        const auto rope = [&](auto kernel) {
+            kernel(b[0], b[1], b[2], b[3], b[4], b[5], b[6], b[7], b[8], b[9], b[10], b[11], n[0], n[1], n[2], n[3], n[4],
+                   n[5]);
+        };
+        launch({h[1], h[2]}, h[3], [&] {
+            switch (h[0]) {
+                case 8: paged_combine(b[0], b[1], b[2], b[3], n[0], n[1], n[2], n[3]); break;
+                case 9: rms_norm(b[0], b[1], b[2], b[3], b[4], n[0], f[1]); break;
+                case 10: rope(rope_write_f16); break;
+                case 11: rope(rope_write_i8); break;
+                case 12: silu_mul(b[0], b[1], n[0]); break;
+                case 13: argmax_f16(b[0], b[1], n[0]); break;
+                case 14: argmax_f32(b[0], b[1], n[0]); break;
+                default: decode[h[0]](b[0], b[1], b[2], b[3], b[4], b[5], b[6], b[7], b[8], b[9], n[0], n[1], n[2],
+                                      static_cast<unsigned>(f[3]), n[4], n[5], n[6], f[7]);
+            }
+        });
+        for (const Buffer& buffer : b)
+            if (buffer.bytes > 0) std::fwrite(buffer.data.get(), 1, buffer.bytes, stdout);
+        std::fflush(stdout);
+    }
+}

@@ -150,7 +150,7 @@ def test_reads_of_the_multiplication():
     # A warp spans two row pairs, 2 rows of 16 words apart: different words of one bank. Weights meet no conflict.
     assert sum(read.turns for read in singly) == maps.BK * (2 * 2 + 4)
     reads = maps.wide()
-    assert sum(read.turns for read in reads) == maps.BK * 3.5
+    assert sum(read.turns for read in reads) == maps.BK * 3
 
 
 def test_wide_reads_bring_the_same_values_and_are_aligned():
@@ -169,7 +169,7 @@ def test_turns_of_known_reads():
     assert maps.Read(lanes * 2, 2).turns == 1
     assert maps.Read(lanes * 4, 4).turns == 2  # 256 bytes
     assert maps.Read(lanes * 8, 8).turns == 4  # 512 bytes
-    assert maps.Read(lanes * 0, 8).turns == 4  # four quarters, a broadcast in each
+    assert maps.Read(lanes * 0, 8).turns == 2  # a broadcast to either half
     assert maps.Read(lanes * 64, 1).turns == 32
 
 

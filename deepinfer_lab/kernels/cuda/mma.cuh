@@ -33,12 +33,6 @@ __device__ __forceinline__ unsigned sub_pair(unsigned a, unsigned b) {
     return result;
 }
 
-__device__ __forceinline__ unsigned mul_pair(unsigned a, unsigned b) {
-    unsigned result;
-    asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(result) : "r"(a), "r"(b));
-    return result;
-}
-
 __device__ __forceinline__ float exp2_approx(float x) {
     float result;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));

@@ -19,6 +19,7 @@
 #define __align__(n) __attribute__((aligned(n)))
 
 struct uint2 { unsigned x, y; };
+struct int2 { int x, y; };
 struct alignas(16) uint4 { unsigned x, y, z, w; };
 struct dim3 { int x = 1, y = 1, z = 1; };
 
@@ -47,4 +48,5 @@ inline float __uint_as_float(unsigned bits) {
 }
 inline int __ffs(int v) { return __builtin_ffs(v); }
 inline int min(int a, int b) { return a < b ? a : b; }
+inline int max(int a, int b) { return a > b ? a : b; }
 using std::fmaf;

@@ -15,12 +15,19 @@ inline float half_of(unsigned pair, int which) { return to_float(static_cast<hal
 inline unsigned sub_pair(unsigned a, unsigned b) {
     return half_pair(half_of(a, 0) - half_of(b, 0), half_of(a, 1) - half_of(b, 1));
 }
-inline unsigned mul_pair(unsigned a, unsigned b) {
-    return half_pair(half_of(a, 0) * half_of(b, 0), half_of(a, 1) * half_of(b, 1));
-}
 inline float exp2_approx(float x) { return std::exp2(x); }
 
 inline unsigned lanes_a[1024][4], lanes_b[1024][2];
+
+inline bool __any_sync(unsigned, bool mine) {
+    const int warp = threadIdx.x / 32 * 32;
+    lanes_a[threadIdx.x][0] = mine;
+    sync_warp();
+    bool any = false;
+    for (int lane = 0; lane < 32; ++lane) any |= lanes_a[warp + lane][0] != 0;
+    sync_warp();
+    return any;
+}
 
 inline void mma(float (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
     const int warp = threadIdx.x / 32 * 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;

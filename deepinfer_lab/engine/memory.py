@@ -102,8 +102,10 @@ class SequenceMemory:
         if missing > 0:
             self.allocator.reclaim()
             missing = count + spare - self.allocator.free
-        if missing > 0 and (self.prefix is None or self.prefix.evict(missing) < missing):
-            return None
+        if missing > 0:
+            if self.prefix is None or self.prefix.reclaimable() < missing:
+                return None  # and what is cached stays so
+            self.prefix.evict(missing)
         blocks = self.allocator.allocate(count)
         self._unclean += blocks or ()
         return blocks

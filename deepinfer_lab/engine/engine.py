@@ -2,9 +2,9 @@
 
 import contextlib
 import dataclasses
-import itertools
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -13,23 +13,24 @@ import torch
 
 from deepinfer_lab.engine import admission
 from deepinfer_lab.engine.config import EngineConfig
-from deepinfer_lab.engine.event import Event, FinishEvent, StepEvent, TokenEvent
+from deepinfer_lab.engine.event import Event, TokenEvent
 from deepinfer_lab.engine.event_log import EventLog
 from deepinfer_lab.engine.handle import Completion, RequestHandle
+from deepinfer_lab.engine.handles import Handles
 from deepinfer_lab.engine.openmp import release_thread_pool
 from deepinfer_lab.engine.policy import policy_named
 from deepinfer_lab.engine.request import Request
 from deepinfer_lab.engine.sampling import SamplingParams
 from deepinfer_lab.engine.scheduler import Limits, Scheduler
 from deepinfer_lab.engine.stop_text import StopText
-from deepinfer_lab.engine.stopping import FinishReason
-from deepinfer_lab.errors import AdmissionError, DuplicateRequest, EngineClosed, SettingError
+from deepinfer_lab.errors import AdmissionError, SettingError
 from deepinfer_lab.kv.pool import KVPool
 from deepinfer_lab.model.decoder import Decoder
 from deepinfer_lab.model.load import load_model
 from deepinfer_lab.model.tokenizer import Tokenizer
 
 MIB = 1 << 20
+METRICS_S = 1.0  # between two snapshots
 
 
 class Engine:
@@ -65,14 +66,11 @@ class Engine:
             prefix_cache=self.config.prefix_cache,
             stream=tokenizer.stream if tokenizer else None,
         )
-        self._listener = listener
         self._log = EventLog(self.config.event_log) if self.config.event_log else None
-        self._refusals: dict[str, int] = {}
-        self._ids = itertools.count()
-        self._lock = threading.Lock()  # guards the three fields below
-        self._handles: dict[str, RequestHandle] = {}
-        self._closing = False
-        self._failure: Exception | None = None
+        self._handles = Handles([each for each in (self._log and self._log.add, listener) if each])
+        self._refusals: Counter[str] = Counter()
+        self._refusal_lock = threading.Lock()
+        self._snapshot, self._snapshot_due = self._scheduler.status(), 0.0
         self._commands: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="deepinfer-engine", daemon=True)
         release_thread_pool()  # from here on, this engine's thread does the computing
@@ -115,7 +113,7 @@ class Engine:
         if params.stop:
             self._require_tokenizer()
         request = Request(
-            request_id if request_id is not None else self._new_id(),
+            request_id if request_id is not None else self._handles.new_id(),
             tuple(self._encode(prompt) if isinstance(prompt, str) else prompt),
             params,
         )
@@ -126,21 +124,21 @@ class Engine:
                 max_context=self.model.config.max_context,
                 pool_tokens=self.kv.num_blocks * self.kv.block_size,
             )
-            return self._enqueue(request)
+            return self._handles.add(
+                request, lambda admitted: self._commands.put(lambda: self._scheduler.add(admitted))
+            )
         except AdmissionError as refusal:
-            with self._lock:
-                self._refusals[refusal.reason] = self._refusals.get(refusal.reason, 0) + 1
+            with self._refusal_lock:
+                self._refusals[refusal.reason] += 1
             raise
 
     def cancel(self, request_id: str) -> None:
         """End a request early. It still yields exactly one terminal event; a finished or unknown one is left alone."""
-        self._commands.put(lambda: self._dispatch(self._scheduler.cancel(request_id)))
+        self._commands.put(lambda: self._handles.deliver(self._scheduler.cancel(request_id)))
 
     def cancel_all(self) -> None:
         """End every request that is live now."""
-        with self._lock:
-            live = list(self._handles)
-        for request_id in live:
+        for request_id in self._handles.live():
             self.cancel(request_id)
 
     def stream(self, prompt: str | Sequence[int], params: SamplingParams | None = None) -> Iterator[str]:
@@ -193,18 +191,21 @@ class Engine:
         return self._require_tokenizer().render_chat([{"role": "user", "content": message}])
 
     def status(self) -> dict[str, object]:
-        """Queue sizes, blocks by state, step counters, refusals by reason."""
+        """Queue sizes, blocks by state, step counters, refusals by reason: as they are now, which takes up to one step."""
         reply: SimpleQueue[dict[str, object]] = SimpleQueue()
         self._commands.put(lambda: reply.put(self._scheduler.status()))
         while True:
-            self._check_open()
+            self._handles.check_open()
             with contextlib.suppress(Empty):
-                return {**reply.get(timeout=0.1), "refusals": dict(self._refusals), "kv_bytes": self.kv.nbytes}
+                return self._with_totals(reply.get(timeout=0.1))
+
+    def metrics(self) -> dict[str, object]:
+        """The same as they were up to a second ago, at once: for whoever asks often."""
+        return self._with_totals(self._snapshot)
 
     def close(self) -> None:
         """Cancel whatever is live and stop the thread. Closing twice is harmless."""
-        with self._lock:
-            self._closing = True
+        self._handles.close()
         self._commands.put(lambda: None)
         self._thread.join()
 
@@ -214,10 +215,8 @@ class Engine:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
-    def _new_id(self) -> str:
-        """A name that nobody has given to a live request."""
-        with self._lock:
-            return next(name for i in self._ids if (name := f"request-{i}") not in self._handles)
+    def _with_totals(self, status: dict[str, object]) -> dict[str, object]:
+        return {**status, "refusals": dict(self._refusals), "kv_bytes": self.kv.nbytes}
 
     def _text(self, params: SamplingParams) -> StopText:
         return StopText(self._require_tokenizer().stream(), params.stop, params.min_tokens + 1)
@@ -234,69 +233,31 @@ class Engine:
             raise SettingError("this model has no tokenizer: give the prompt as token ids, and read token ids")
         return self.tokenizer
 
-    def _check_open(self) -> None:
-        if self._closing or self._failure is not None:
-            raise EngineClosed("the engine is closed" if self._failure is None else f"the engine died: {self._failure}")
-
-    def _enqueue(self, request: Request) -> RequestHandle:
-        handle = RequestHandle(request)
-        with self._lock:
-            self._check_open()
-            if request.id in self._handles:
-                raise DuplicateRequest(f"request id '{request.id}' belongs to a live request; ids must be unique")
-            self._handles[request.id] = handle
-            self._commands.put(lambda: self._scheduler.add(request))
-        return handle
-
     def _run(self) -> None:
+        failure = None
         try:
             with torch.inference_mode():
-                while not self._closing:
+                while not self._handles.closed:
                     self._drain()
                     if self._scheduler.live():
-                        self._dispatch(self._scheduler.cycle())
+                        self._handles.deliver(self._scheduler.cycle())
+                    self._publish_metrics()
         except Exception as error:  # whatever it is, no client may wait forever
-            self._failure = error
+            failure = error
         finally:
-            with self._lock:
-                self._closing = True
-            self._end_all()
+            self._handles.end_all(failure)
             if self._log is not None:
                 self._log.close()
 
     def _drain(self) -> None:
         """Run what clients asked for. Waits only while there is nothing else to do."""
-        if not self._scheduler.live() and not self._closing:
+        if not self._scheduler.live() and not self._handles.closed:
             self._commands.get()()
         while not self._commands.empty():
             self._commands.get()()
 
-    def _dispatch(self, events: list[Event]) -> None:
-        for event in events:
-            if self._log is not None:
-                self._log.add(event)
-            if self._listener is not None:
-                self._listener(event)
-            if isinstance(event, StepEvent):
-                continue
-            if isinstance(event, FinishEvent):
-                with self._lock:
-                    handle = self._handles.pop(event.request_id)
-            else:
-                handle = self._handles[event.request_id]
-            handle.put(event)
-
-    def _end_all(self) -> None:
-        """Give every live request its terminal event."""
-        reason = FinishReason.CANCELLED if self._failure is None else FinishReason.ERROR
-        error = None if self._failure is None else EngineClosed(f"the engine died: {self._failure!r}")
-        with self._lock:
-            handles, self._handles = self._handles, {}
-        for request_id, handle in handles.items():
-            event = FinishEvent(request_id, reason, time.perf_counter(), error)
-            handle.put(event)
-            if self._log is not None:
-                self._log.add(event)
-            if self._listener is not None:
-                with contextlib.suppress(Exception):  # it may be the listener that failed
-                    self._listener(event)
+    def _publish_metrics(self) -> None:
+        """Once a second, and before falling idle."""
+        now = time.perf_counter()
+        if now >= self._snapshot_due or not self._scheduler.live():
+            self._snapshot, self._snapshot_due = self._scheduler.status(), now + METRICS_S

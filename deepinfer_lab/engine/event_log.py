@@ -7,20 +7,27 @@ from collections import deque
 from pathlib import Path
 
 from deepinfer_lab.engine.event import Event
+from deepinfer_lab.errors import SettingError
 
 CAPACITY = 65_536  # events between two flushes; older ones are dropped, and counted
 FLUSH_S = 1.0
 
 
 class EventLog:
-    """Appends events to a file once a second. Use as a context manager, or call `close`.
+    """Writes events to a file once a second, and the rest when closed.
 
-    Each line holds the event's type, its fields, and nothing else; the last line, {"type": "end", "dropped": N}, says how many
-    events the buffer had no room for.
+    Each line holds an event's type and its fields; the last one, {"type": "end", "dropped": N}, how many events the buffer had
+    no room for.
+
+    Raises:
+        SettingError: the file cannot be written.
     """
 
     def __init__(self, path: Path, capacity: int = CAPACITY, flush_s: float = FLUSH_S) -> None:
-        self._file = path.open("w", encoding="utf-8")
+        try:
+            self._file = path.open("w", encoding="utf-8")
+        except OSError as error:
+            raise SettingError(f"event_log = {str(path)!r}: cannot be written ({error.strerror})") from error
         self._ring: deque[Event] = deque(maxlen=capacity)
         self._added = self._written = 0
         self._flush_s, self._closing = flush_s, threading.Event()

@@ -95,3 +95,34 @@ def serve(
         content = {"provenance": provenance.collect(), "results": rows}
         json_file.write_text(json.dumps(content, indent=1, sort_keys=True) + "\n", encoding="utf-8")
         click.echo(f"written: {json_file}")
+
+
+@bench.command()
+@click.option(
+    "--running",
+    default="1,8,16,32,64,128,256",
+    show_default=True,
+    callback=options.integers,
+    help="Requests that decode at a time; a list sweeps.",
+)
+@click.option("--cycles", default=200, show_default=True, help="Cycles to time; the median is shown.")
+def scheduler(running: list[int], cycles: int) -> None:
+    """Time the scheduler by itself, on one thread: forward passes take no time and their logits lie ready.
+
+    "plan + finish" is planning, reserving blocks, greedy sampling, committing and reporting; "prepare" makes the tensors
+    of a step. All prompts have 512 tokens.
+    """
+    import torch
+
+    from deepinfer_lab.lab import scheduler_bench
+
+    if cycles < 1:
+        raise click.BadParameter(f"{cycles}: allowed is 1 or more", param_hint="--cycles")
+    torch.set_num_threads(1)
+    click.echo(f"{'running':>7} {'plan + finish':>14} {'prepare':>10} {'cycle':>10} {'a request':>10}")
+    for found in scheduler_bench.measure(running, cycles):
+        each = found.plan_and_finish / found.running
+        prepare = found.cycle - found.plan_and_finish
+        click.echo(
+            f"{found.running:>7} {found.plan_and_finish:>11.0f} us {prepare:>7.0f} us {found.cycle:>7.0f} us {each:>7.1f} us"
+        )

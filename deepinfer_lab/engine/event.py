@@ -1,12 +1,14 @@
-"""What the scheduler reports. Metrics are computed from events alone. Times are `time.perf_counter()` seconds."""
+"""What the scheduler reports. Metrics are computed from events alone. Times are `time.perf_counter()` seconds.
 
-from dataclasses import dataclass
+Named tuples, not dataclasses: one is made for every token, and they are made in a third of the time.
+"""
+
+from typing import NamedTuple
 
 from deepinfer_lab.engine.stopping import FinishReason
 
 
-@dataclass(frozen=True)
-class TokenEvent:
+class TokenEvent(NamedTuple):
     """One new token of a request. For `logprob` and `top` see `sampling.Choice`."""
 
     request_id: str
@@ -16,8 +18,7 @@ class TokenEvent:
     top: tuple[tuple[int, float], ...] = ()
 
 
-@dataclass(frozen=True)
-class FinishEvent:
+class FinishEvent(NamedTuple):
     """The one terminal event of a request."""
 
     request_id: str
@@ -26,8 +27,7 @@ class FinishEvent:
     error: Exception | None = None
 
 
-@dataclass(frozen=True)
-class StepEvent:
+class StepEvent(NamedTuple):
     """One unit of work that a lane ran.
 
     Attributes:

@@ -1,6 +1,5 @@
 """Every event as a line of JSON, written by a thread of its own: the engine's thread only appends to a buffer."""
 
-import dataclasses
 import json
 import threading
 from collections import deque
@@ -57,7 +56,7 @@ class EventLog:
                 event = self._ring.popleft()
             except IndexError:  # it was dropped a moment ago
                 break
-            self._write({"type": type(event).__name__, **dataclasses.asdict(event)})
+            self._write({"type": type(event).__name__, **event._asdict()})
             self._written += 1
         self._file.flush()
 

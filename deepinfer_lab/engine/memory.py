@@ -52,9 +52,8 @@ class SequenceMemory:
         fresh = self._allocate(self._blocks_for(len(sequence.tokens)) - len(sequence.blocks), spare=0)
         if fresh is None:
             return False
-        if fresh:
-            sequence.blocks += fresh
-            sequence.block_table = np.array(sequence.blocks)
+        sequence.blocks += fresh
+        sequence.block_table = np.array(sequence.blocks)
         return True
 
     def scrub(self) -> None:
@@ -63,11 +62,8 @@ class SequenceMemory:
             self._kv.clear(self._unclean)
             self._unclean = []
 
-    def commit(self, sequence: Sequence) -> None:
-        """Note that the sequence's `computed` tokens are in the cache: full blocks are sealed, and made known."""
-        full = sequence.computed // self._kv.block_size
-        if full == sequence.sealed:
-            return
+    def seal(self, sequence: Sequence, full: int) -> None:
+        """Note that the first `full` blocks of a sequence will not be written again, and make them known."""
         self.allocator.seal(sequence.blocks[sequence.sealed : full])
         sequence.sealed = full
         if self.prefix is not None:

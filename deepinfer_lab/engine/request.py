@@ -32,7 +32,7 @@ class Sequence:
     Attributes:
         arrival: its place in the order of arrival, which is also its priority.
         stopper: knows when it ends.
-        tokens: prompt and output so far.
+        tokens: prompt and output so far. greedy_only: as its settings have it.
         blocks: KV blocks that it holds, in the order of its tokens; `block_table` is the same as an array.
         computed: tokens whose K and V are in the cache. sealed: blocks that are full.
         in_flight: work on it was launched and is not committed yet.
@@ -42,6 +42,7 @@ class Sequence:
     arrival: int
     stopper: Stopper
     tokens: list[int] = field(init=False)
+    greedy_only: bool = field(init=False)
     phase: Phase = Phase.WAITING
     blocks: list[int] = field(default_factory=list)
     block_table: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
@@ -51,6 +52,7 @@ class Sequence:
 
     def __post_init__(self) -> None:
         self.tokens = list(self.request.prompt)
+        self.greedy_only = self.request.params.greedy_only
 
     @property
     def output(self) -> list[int]:

@@ -7,6 +7,7 @@ called, alone or in any batch, and after it was preempted or resumed.
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -83,6 +84,12 @@ class SamplingParams:
             if not ok:
                 raise InvalidSampling(f"{name} = {getattr(self, name)}: allowed is {allowed}")
 
+    @property
+    def greedy_only(self) -> bool:
+        """Whether the likeliest token is all that is ever asked for: no draw, no penalty, no ban, no report."""
+        plain = self.temperature == 0 and self.repetition_penalty == 1 and self.logprobs is None
+        return plain and self.min_tokens == 0
+
     def _settle(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)  # only while it is made, so that later stages meet plain types alone
 
@@ -104,8 +111,7 @@ def _tuple(name: str, value: object) -> tuple:
     return tuple(value)
 
 
-@dataclass(frozen=True)
-class Draw:
+class Draw(NamedTuple):
     """What the choice of one token depends on, besides the logits.
 
     Attributes:
@@ -120,8 +126,7 @@ class Draw:
     banned: Collection[int] = ()
 
 
-@dataclass(frozen=True)
-class Choice:
+class Choice(NamedTuple):
     """A token that was chosen.
 
     Attributes:
@@ -162,6 +167,13 @@ def choose(logits: torch.Tensor, draws: Sequence[Draw]) -> list[Choice | None]:
         logprob, likeliest = reports.get(row, (None, ()))
         choices.append(Choice(token, logprob, likeliest[: draws[row].params.logprobs]) if ok else None)
     return choices
+
+
+def choose_greedily(logits: torch.Tensor) -> list[Choice | None]:
+    """`choose` for rows that are all `greedy_only`."""
+    best, tokens = logits.max(dim=-1)
+    sound, ids = torch.stack((best.isfinite().long(), tokens)).tolist()
+    return [Choice(token, None, ()) if ok else None for ok, token in zip(sound, ids, strict=True)]
 
 
 def _restrained(logits: torch.Tensor, draws: Sequence[Draw]) -> torch.Tensor:

@@ -183,17 +183,21 @@ class Scheduler:
         always goes on, so that nobody starves.
         """
         chosen: list[Sequence] = []
+        block_size = self._kv.block_size
         for sequence in list(self._ready):
             if sequence.phase is not Phase.DECODE or sequence.in_flight:
                 continue  # not due, or preempted a moment ago
-            while not (room := self.memory.grow(sequence)):
-                victim = self._victim(sequence)
-                if victim is None:
-                    break
-                self.preempt(victim)
-            if room:
+            if len(sequence.tokens) <= len(sequence.blocks) * block_size or self._grow(sequence):
                 chosen.append(sequence)
         return tuple(chosen)
+
+    def _grow(self, sequence: Sequence) -> bool:
+        while not self.memory.grow(sequence):
+            victim = self._victim(sequence)
+            if victim is None:
+                return False
+            self.preempt(victim)
+        return True
 
     def _victim(self, sequence: Sequence) -> Sequence | None:
         """The latest arrival after this one that would free a block at once. One in flight, or all shared, frees none."""
@@ -239,28 +243,27 @@ class Scheduler:
 
     def _commit(self, ticket: Ticket) -> list[Event]:
         work = ticket.work
-        ids = tuple(s.request.id for s in work.sequences)
+        ids = tuple([sequence.request.id for sequence in work.sequences])
+        choices = finish(work, ticket.logits)
         now = time.perf_counter()
         events: list[Event] = [
             StepEvent(work.phase, ticket.lane, work.cycle, ticket.launched, now, ids, sum(work.counts))
         ]
-        choices = finish(work, ticket.logits)
         for sequence in work.sequences:
-            if sequence.phase is not Phase.FINISHED:
-                self.memory.commit(sequence)
+            full = sequence.computed // self._kv.block_size
+            if full > sequence.sealed and sequence.phase is not Phase.FINISHED:
+                self.memory.seal(sequence, full)
+        if work.phase == "prefill" and choices:  # the last chunk
+            self._turns.remove(work.sequences[0])
         for sequence, choice in choices:
-            if sequence in self._turns:
-                self._turns.remove(sequence)
+            request_id = sequence.request.id
             if choice is None:
-                cause = NonFiniteLogits(
-                    f"request {sequence.request.id}: logits after {len(sequence.tokens)} tokens are not finite"
-                )
+                place = len(sequence.tokens)
+                cause = NonFiniteLogits(f"request {request_id}: logits after {place} tokens are not finite")
                 events.append(self._end(sequence, FinishReason.ERROR, cause))
                 continue
             sequence.tokens.append(choice.token)
-            events.append(
-                TokenEvent(sequence.request.id, choice.token, time.perf_counter(), choice.logprob, choice.top)
-            )
+            events.append(TokenEvent(request_id, choice.token, now, choice.logprob, choice.top))
             reason = sequence.stopper.push(choice.token)
             if reason is not None:
                 events.append(self._end(sequence, reason))

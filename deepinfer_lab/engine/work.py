@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 
 from deepinfer_lab.engine.request import Phase, Sequence
-from deepinfer_lab.engine.sampling import Choice, choose
+from deepinfer_lab.engine.sampling import Choice, choose, choose_greedily
 from deepinfer_lab.model.step_input import Span, StepInput
 
 
@@ -62,7 +62,7 @@ def finish(work: Work, logits: torch.Tensor) -> list[tuple[Sequence, Choice | No
     Returns:
         The sequences that are due a token, with the choice; None where their logits allow none.
     """
-    due = []
+    rows, due = [], []
     for row, (sequence, count) in enumerate(zip(work.sequences, work.counts, strict=True)):
         sequence.in_flight = False
         if sequence.phase is Phase.FINISHED:
@@ -70,10 +70,12 @@ def finish(work: Work, logits: torch.Tensor) -> list[tuple[Sequence, Choice | No
         sequence.computed += count
         if sequence.computed == len(sequence.tokens):
             sequence.phase = Phase.DECODE
-            due.append((row, sequence))
+            rows.append(row)
+            due.append(sequence)
     if not due:
         return []
-    rows = [row for row, _ in due]
-    chosen = logits if len(rows) == len(logits) else logits[rows]
-    choices = choose(chosen, [sequence.draw() for _, sequence in due])
-    return [(sequence, choice) for (_, sequence), choice in zip(due, choices, strict=True)]
+    if len(rows) < len(logits):
+        logits = logits[rows]
+    plain = all(sequence.greedy_only for sequence in due)
+    choices = choose_greedily(logits) if plain else choose(logits, [sequence.draw() for sequence in due])
+    return list(zip(due, choices, strict=True))

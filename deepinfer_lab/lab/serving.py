@@ -79,14 +79,17 @@ def trace_of(row: dict[str, Any]) -> RequestTrace:
 
 
 class Server:
-    """An engine that serves loads of text from the reference text and remembers its steps. A context manager."""
+    """An engine that serves loads of text from the reference text and remembers its steps. A context manager.
+
+    Its prefix cache is off: the warm-up sends the same prompts, and reading them is part of what is measured.
+    """
 
     def __init__(self, model: LoadedModel, config: EngineConfig) -> None:
         if model.tokenizer is None:
             raise SettingError(f"model '{model.name}' has no tokenizer, so no text can be cut into prompts for it")
         self._tokenizer = model.tokenizer
         self._steps: list[StepEvent] = []
-        self.engine = Engine(model.decoder, model.tokenizer, config, listener=self._note)
+        self.engine = Engine(model.decoder, model.tokenizer, replace(config, prefix_cache=False), listener=self._note)
 
     def __enter__(self) -> "Server":
         return self
@@ -112,4 +115,4 @@ class Server:
 
 
 def _shifted(step: StepEvent, origin: float) -> StepEvent:
-    return replace(step, started=step.started - origin, finished=step.finished - origin)
+    return step._replace(started=step.started - origin, finished=step.finished - origin)

@@ -43,30 +43,36 @@ class StepInput:
     @classmethod
     def build(cls, spans: Sequence[Span], block_size: int, device: torch.device) -> "StepInput":
         """Flatten spans into one batch. Every span must have at least one token and enough blocks for its last."""
-        tokens = np.fromiter((token for span in spans for token in span.tokens), np.int64)
-        lengths = np.fromiter((len(span.tokens) for span in spans), np.int64, len(spans))
-        first = np.fromiter((span.start for span in spans), np.int64, len(spans))
-        starts = np.concatenate(([0], lengths.cumsum()))
-        contexts = first + lengths
-        columns = -(-int(contexts.max()) // block_size)
+        lengths = [len(span.tokens) for span in spans]
+        context_lens = [span.start + length for span, length in zip(spans, lengths, strict=True)]
+        columns = -(-max(context_lens) // block_size)
         table = np.empty((len(spans), columns), np.int64)
-        for row, span in zip(table, spans, strict=True):
-            assert 0 < len(span.tokens) <= len(span.blocks) * block_size - span.start, f"{span} does not fit its blocks"
-            count = min(columns, len(span.blocks))
-            row[:count] = span.blocks[:count]
-            row[count:] = span.blocks[count - 1]
+        for row, span in enumerate(spans):
+            held = len(span.blocks)
+            assert 0 < len(span.tokens) <= held * block_size - span.start, f"{span} does not fit its blocks"
+            if held >= columns:
+                table[row] = span.blocks[:columns]
+            else:
+                table[row, :held] = span.blocks
+                table[row, held:] = span.blocks[-1]
+        tokens = np.array([token for span in spans for token in span.tokens])
+        starts = np.concatenate(([0], np.cumsum(lengths)))
+        first = np.array([span.start for span in spans])
         rows = np.repeat(np.arange(len(spans)), lengths)
         positions = np.arange(len(tokens)) - starts[rows] + first[rows]
         slots = table[rows, positions // block_size] * block_size + positions % block_size
-        wanted = [
-            np.arange(start, end) if span.all_logits else (end - 1,)
-            for span, start, end in zip(spans, starts, starts[1:], strict=False)
-        ]
+        wanted = starts[1:] - 1
+        if any(span.all_logits for span in spans):
+            every = [
+                np.arange(a if span.all_logits else b - 1, b)
+                for span, a, b in zip(spans, starts, starts[1:], strict=False)
+            ]
+            wanted = np.concatenate(every)
 
         def tensor(values: np.ndarray) -> torch.Tensor:
             return torch.from_numpy(values).to(device)
 
         return cls(
-            tensor(tokens), tensor(positions), tensor(slots), tensor(starts), tensor(contexts), tensor(table),
-            tensor(np.concatenate(wanted)), tuple(lengths.tolist()), tuple(contexts.tolist()),
+            tensor(tokens), tensor(positions), tensor(slots), tensor(starts), tensor(np.array(context_lens)), tensor(table),
+            tensor(wanted), tuple(lengths), tuple(context_lens),
         )  # fmt: skip

@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from deepinfer_lab.cli import options
+from deepinfer_lab.engine.config import KV_DTYPES
 
 
 @click.group()
@@ -18,6 +19,13 @@ def bench() -> None:
 @options.model
 @click.option("--policy", default="serial", show_default=True, help="How prefill and decode share the machine.")
 @click.option("--chunk-tokens", default=256, show_default=True, help="The most prompt tokens that a cycle prefills.")
+@click.option(
+    "--kv-dtype",
+    type=click.Choice(KV_DTYPES),
+    default="auto",
+    show_default=True,
+    help="int8 keeps K and V in one byte a value; auto in the model's own type.",
+)
 @click.option(
     "--concurrency",
     default="1,8",
@@ -43,6 +51,7 @@ def serve(
     dispatch: str | None,
     policy: str,
     chunk_tokens: int,
+    kv_dtype: str,
     concurrency: list[int],
     prompt_tokens: int,
     output_tokens: int,
@@ -64,7 +73,7 @@ def serve(
 
     if rounds < 1:
         raise click.BadParameter(f"{rounds}: allowed is 1 or more", param_hint="--rounds")
-    config = EngineConfig(policy=policy_named(policy).name, chunk_tokens=chunk_tokens)
+    config = EngineConfig(policy=policy_named(policy).name, chunk_tokens=chunk_tokens, kv_dtype=kv_dtype)
     loads = [Load(c, prompt_tokens, output_tokens, requests) for c in concurrency]
     started = time.perf_counter()
     loaded = load_model(model, bits=bits, group=group, device=device, dispatch=dispatch)

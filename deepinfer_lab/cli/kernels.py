@@ -21,6 +21,7 @@ def kernels(archs: tuple[str, ...], explain: str | None, dispatch: str | None) -
     from deepinfer_lab.kernels import dispatch as tables
     from deepinfer_lab.kernels import resources
     from deepinfer_lab.kernels.compiler import ARCHS
+    from deepinfer_lab.kernels.ops_catalogue import COMPILED
 
     if explain is not None:
         try:
@@ -36,7 +37,7 @@ def kernels(archs: tuple[str, ...], explain: str | None, dispatch: str | None) -
     click.echo(
         f"{'kernel':<22} {'arch':<7} {'threads':>7} {'regs':>5} {'shared':>7} {'spills':>6} {'occupancy':>9}  limited by"
     )
-    rows = resources.report(archs=archs or ARCHS)
+    rows = resources.report(COMPILED, archs or ARCHS)
     for row in rows:
         used, held = row.usage, row.occupancy
         click.echo(

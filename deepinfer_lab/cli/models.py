@@ -17,6 +17,16 @@ from deepinfer_lab.quant.plan import PLANS
 @click.option(
     "--top-p", default=1.0, show_default=True, help="Sample among the likeliest tokens that make up this share."
 )
+@click.option(
+    "--min-p", default=0.0, show_default=True, help="Drop tokens below this share of the likeliest's probability."
+)
+@click.option(
+    "--repetition-penalty",
+    default=1.0,
+    show_default=True,
+    help="Above 1, tokens that occurred already are less likely.",
+)
+@click.option("--stop", multiple=True, metavar="TEXT", help="End before this text; may be repeated.")
 @click.option("--seed", default=0, show_default=True, help="The same seed gives the same text.")
 @click.option(
     "--chat/--raw",
@@ -35,6 +45,9 @@ def generate(
     temperature: float,
     top_k: int,
     top_p: float,
+    min_p: float,
+    repetition_penalty: float,
+    stop: tuple[str, ...],
     seed: int,
     chat: bool | None,
 ) -> None:
@@ -45,7 +58,9 @@ def generate(
     from deepinfer_lab.engine.engine import Engine
     from deepinfer_lab.engine.sampling import SamplingParams
 
-    params = SamplingParams(max_tokens, temperature, top_k, top_p, seed)
+    params = SamplingParams(
+        max_tokens, temperature, top_k, top_p, seed, min_p=min_p, repetition_penalty=repetition_penalty, stop=stop
+    )
     with Engine.load(model, bits=bits, group=group, device=device, dispatch=dispatch) as engine:
         has_template = engine.tokenizer is not None and engine.tokenizer.chat_template is not None
         if chat or (chat is None and has_template and prompt):

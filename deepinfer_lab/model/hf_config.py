@@ -24,11 +24,6 @@ def model_config(settings: dict[str, Any], path: Path) -> ModelConfig:
         UnsupportedArchitecture: another model family, or a feature that the decoder does not implement.
     """
     architecture = _architecture(settings, path)
-    if settings.get("quantization_config"):
-        method = settings["quantization_config"].get("quant_method", "unnamed")
-        raise UnsupportedArchitecture(
-            f"{path}: quantised by '{method}'; supported are float checkpoints, which the lab quantises itself"
-        )
     for key, value in REQUIRED.items():
         if settings.get(key, value) != value:
             raise UnsupportedArchitecture(f"{path}: {key} is {settings[key]!r}, supported is {value!r}")
@@ -62,6 +57,18 @@ def model_config(settings: dict[str, Any], path: Path) -> ModelConfig:
         qk_norm=architecture == "qwen3",
         tied_embeddings=bool(settings.get("tie_word_embeddings", False)),
     )
+
+
+def quantisation(settings: dict[str, Any], path: Path) -> dict[str, Any] | None:
+    """What the `config.json` at `path` says of how its weights are quantised; None for float weights.
+
+    Raises:
+        CheckpointError: `quantization_config` is not an object.
+    """
+    value = settings.get("quantization_config") or None
+    if value is not None and not isinstance(value, dict):
+        raise CheckpointError(f"{path}: quantization_config is {value!r}, expected an object")
+    return value
 
 
 def _architecture(settings: dict[str, Any], path: Path) -> Architecture:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from deepinfer_lab.errors import CacheFull, DownloadError, ModelNotFound
 from deepinfer_lab.model.catalog import CATALOG, NO_SPACE, accepted_forms, obtain
+from deepinfer_lab.model.few_bit_source import FewBitSource, is_few_bit
 from deepinfer_lab.model.gguf_source import GgufSource
 from deepinfer_lab.model.hf_source import HfSource
 from deepinfer_lab.model.source import WeightSource
@@ -19,26 +20,30 @@ def resolve(spec: str) -> WeightSource:
     """Open a model, downloading it where needed.
 
     Args:
-        spec: a catalog name, a folder in Hugging Face format, a .gguf file, or a hub id `org/name`. A path that exists
-            wins over a hub id.
+        spec: a catalog name, a folder in Hugging Face format (float weights, or few-bit ones of another tool), a .gguf
+            file, or a hub id `org/name`. A path that exists wins over a hub id.
 
     Raises:
         ModelNotFound: `spec` is none of these.
         DownloadError, CacheFull, ChecksumError: the model could not be fetched.
-        CheckpointError, UnsupportedArchitecture: as the source does.
+        CheckpointError, UnsupportedArchitecture, QuantisationError: as the source does.
     """
     if spec in CATALOG:
         return GgufSource(obtain(spec), spec)
     path = Path(spec).expanduser()
     if path.is_dir():
-        return HfSource(path)
+        return _open_folder(path)
     if path.suffix == ".gguf":
         if not path.exists():
             raise ModelNotFound(f"no file {path}")
         return GgufSource(path)
     if HUB_ID.fullmatch(spec) and not path.exists():
-        return HfSource(_snapshot(spec), spec)
+        return _open_folder(_snapshot(spec), spec)
     raise ModelNotFound(f"'{spec}' is no model; a model is {accepted_forms()}")
+
+
+def _open_folder(folder: Path, name: str | None = None) -> WeightSource:
+    return FewBitSource(folder, name) if is_few_bit(folder) else HfSource(folder, name)
 
 
 def _snapshot(hub_id: str) -> Path:

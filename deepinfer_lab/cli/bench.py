@@ -46,6 +46,7 @@ def bench() -> None:
 def serve(
     model: str,
     bits: str,
+    method: str,
     group: int,
     device: str | None,
     dispatch: str | None,
@@ -76,7 +77,7 @@ def serve(
     config = EngineConfig(policy=policy_named(policy).name, chunk_tokens=chunk_tokens, kv_dtype=kv_dtype)
     loads = [Load(c, prompt_tokens, output_tokens, requests) for c in concurrency]
     started = time.perf_counter()
-    loaded = load_model(model, bits=bits, group=group, device=device, dispatch=dispatch)
+    loaded = load_model(model, bits=bits, method=method, group=group, device=device, dispatch=dispatch)
     load_s, peak = time.perf_counter() - started, serve_bench.peak_memory_bytes()
     click.echo(
         f"{loaded.name}, bits {bits}: loaded in {load_s:.1f} s" + (f", peak {peak / 1e9:.2f} GB" if peak else "")

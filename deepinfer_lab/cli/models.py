@@ -5,7 +5,6 @@ from pathlib import Path
 import click
 
 from deepinfer_lab.cli import options
-from deepinfer_lab.quant.plan import PLANS
 
 
 @click.command()
@@ -38,6 +37,7 @@ def generate(
     prompt: str,
     model: str,
     bits: str,
+    method: str,
     group: int,
     device: str | None,
     dispatch: str | None,
@@ -61,7 +61,7 @@ def generate(
     params = SamplingParams(
         max_tokens, temperature, top_k, top_p, seed, min_p=min_p, repetition_penalty=repetition_penalty, stop=stop
     )
-    with Engine.load(model, bits=bits, group=group, device=device, dispatch=dispatch) as engine:
+    with Engine.load(model, bits=bits, method=method, group=group, device=device, dispatch=dispatch) as engine:
         has_template = engine.tokenizer is not None and engine.tokenizer.chat_template is not None
         if chat or (chat is None and has_template and prompt):
             prompt = engine.render_chat(prompt)
@@ -85,16 +85,38 @@ def fetch(name: str) -> None:
 @click.command()
 @click.argument("model")
 @click.argument("folder", type=click.Path(file_okay=False, path_type=Path))
-@options.bits(name for name in PLANS if name != "none")
+@options.bits
+@options.method
 @options.group
-def quantise(model: str, folder: Path, bits: str, group: int) -> None:
+@click.option("--device", help="Where to compute: cpu, cuda or cuda:N. [default: cpu]")
+@click.option(
+    "--text",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="What scale-search and gptq read. [default: a part of Python's own documentation]",
+)
+def quantise(
+    model: str, folder: Path, bits: str, method: str, group: int, device: str | None, text: Path | None
+) -> None:
     """Quantise MODEL once and write it to FOLDER, which every --model option then takes.
 
-    MODEL is whatever the other commands' --model takes.
+    MODEL is whatever the other commands' --model takes. An interrupted run goes on where it stopped when it is repeated.
     """
-    from deepinfer_lab.model.load import open_source
+    from deepinfer_lab.errors import SettingError
+    from deepinfer_lab.model.calibration import calibration_from
+    from deepinfer_lab.model.load import open_source, pick_device
     from deepinfer_lab.model.quantised import write
-    from deepinfer_lab.quant.plan import plan_named
+    from deepinfer_lab.quant.plan import PLANS, plan_named
 
-    path = write(open_source(model), plan_named(bits), group, folder)
+    plan = plan_named(bits)
+    if plan is PLANS["none"]:
+        raise SettingError(
+            f"bits '{bits}' leaves nothing to quantise: allowed are w4, w3, mixed or a plan's .json file"
+        )
+    source, calibration = open_source(model), None
+    if text is not None:
+        if source.tokenizer is None:
+            raise SettingError(f"--text {text}: '{model}' has no tokenizer")
+        calibration = calibration_from(source.tokenizer, text.read_text(encoding="utf-8"), windows=32, length=512)
+    where = pick_device(device or "cpu")
+    path = write(source, plan, group, folder, method=method, calibration=calibration, device=where)
     click.echo(f"{path}: {path.stat().st_size / 1e6:.1f} MB")

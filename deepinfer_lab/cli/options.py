@@ -1,12 +1,12 @@
 """Options that several commands share."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import click
 
 from deepinfer_lab.quant.layout import GROUPS
-from deepinfer_lab.quant.plan import PLANS
+from deepinfer_lab.quant.methods import METHODS
 
 Command = Callable[..., Any]
 
@@ -16,15 +16,26 @@ MODEL_HELP = (
 )
 
 
-def bits(choices: Iterable[str] = PLANS) -> Callable[[Command], Command]:
+def bits(command: Command) -> Command:
     """--bits, w4 by default."""
     return click.option(
         "--bits",
-        type=click.Choice(list(choices)),
         default="w4",
         show_default=True,
-        help="w4 and w3: all linear layers; mixed: MLP 3 bits, attention 4; none: as in the checkpoint.",
-    )
+        metavar="PLAN",
+        help="w4, w3: all linear layers; mixed: MLP 3 bits, attention 4; none: as in the checkpoint; or a plan's .json file.",
+    )(command)
+
+
+def method(command: Command) -> Command:
+    """--method."""
+    return click.option(
+        "--method",
+        type=click.Choice(METHODS),
+        default="rtn",
+        show_default=True,
+        help="rtn rounds to nearest, at once. scale-search and gptq read some text first and lose less; gptq least.",
+    )(command)
 
 
 def group(command: Command) -> Command:
@@ -50,12 +61,13 @@ def dispatch(command: Command) -> Command:
 
 
 def model(command: Command) -> Command:
-    """--model, --bits, --group, --device and --dispatch."""
+    """--model, --bits, --method, --group, --device and --dispatch."""
     for option in (
         dispatch,
         click.option("--device", help="cpu, cuda or cuda:N. [default: the GPU if there is one]"),
         group,
-        bits(),
+        method,
+        bits,
         click.option("--model", default="smollm2-135m", show_default=True, help=MODEL_HELP),
     ):
         command = option(command)

@@ -82,6 +82,7 @@ class Engine:
         model: str = "smollm2-135m",
         *,
         bits: str = "w4",
+        method: str = "rtn",
         group: int = 64,
         device: str | None = None,
         dispatch: str | Path | None = None,
@@ -89,7 +90,7 @@ class Engine:
         listener: Callable[[Event], None] | None = None,
     ) -> "Engine":
         """Load a model and start an engine on it. For the arguments before `config` see `load_model`."""
-        loaded = load_model(model, bits=bits, group=group, device=device, dispatch=dispatch)
+        loaded = load_model(model, bits=bits, method=method, group=group, device=device, dispatch=dispatch)
         return cls(loaded.decoder, loaded.tokenizer, config, listener)
 
     def submit(

@@ -14,7 +14,7 @@ from deepinfer_lab.lab.serving import Load, Server
 from deepinfer_lab.metrics.bandwidth import read_bandwidth
 from deepinfer_lab.metrics.quality import teacher_forced
 from deepinfer_lab.model.load import load_model
-from deepinfer_lab.workload.text import reference_text, text_version
+from deepinfer_lab.model.reference_text import reference_text, text_version
 
 
 def _serve(params: dict[str, Any]) -> Iterator[dict[str, Any]]:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import torch
 
+from deepinfer_lab.errors import QuantisationError
 from deepinfer_lab.kernels import dispatch
 from deepinfer_lab.model.decoder import Block, Decoder, Linear
 from deepinfer_lab.model.source import ATTENTION_IN, ATTENTION_OUT, MLP_IN, MLP_OUT, PackedSource, WeightSource
@@ -11,7 +12,7 @@ from deepinfer_lab.progress import bar
 from deepinfer_lab.quant import rtn
 from deepinfer_lab.quant.layout import PackedWeight, concatenate
 from deepinfer_lab.quant.linear import DenseLinear, QuantLinear
-from deepinfer_lab.quant.plan import QuantPlan
+from deepinfer_lab.quant.plan import Plan
 
 
 def packed_weight(source: WeightSource, layer: str, bits: int, group: int) -> PackedWeight:
@@ -23,7 +24,7 @@ def packed_weight(source: WeightSource, layer: str, bits: int, group: int) -> Pa
 
 def build_decoder(
     source: WeightSource,
-    plan: QuantPlan,
+    plan: Plan,
     *,
     group: int,
     device: torch.device,
@@ -42,36 +43,60 @@ def build_decoder(
     Raises:
         CheckpointError, QuantisationError: as the source and the quantiser do.
     """
-    config = source.config
+    blocks = [
+        build_block(source, plan, index, group=group, device=device, dtype=dtype, table=table)
+        for index in bar(range(source.config.num_layers), desc=f"loading {source.name}", unit="layer")
+    ]
+    return build_outside(source, blocks, device=device, dtype=dtype)
+
+
+def build_outside(
+    source: WeightSource, blocks: Sequence[Block] = (), *, device: torch.device, dtype: torch.dtype
+) -> Decoder:
+    """A decoder of given blocks: embedding, final norm and output head come from the source."""
+    embed, norm = (source.tensor(f"model.{name}.weight").to(device, dtype) for name in ("embed_tokens", "norm"))
+    head = embed if source.config.tied_embeddings else source.tensor("lm_head.weight").to(device, dtype)
+    return Decoder(source.config, embed, list(blocks), norm, DenseLinear(head))
+
+
+def build_block(
+    source: WeightSource,
+    plan: Plan,
+    index: int,
+    *,
+    group: int,
+    device: torch.device,
+    dtype: torch.dtype,
+    table: Sequence[dispatch.Row] = dispatch.ARTICLE,
+) -> Block:
+    """One block; arguments and errors as `build_decoder`."""
+    config, prefix = source.config, f"model.layers.{index}"
 
     def dense(name: str) -> torch.Tensor:
-        return source.tensor(name).to(device, dtype)
+        return source.tensor(f"{prefix}.{name}").to(device, dtype)
 
-    def linear(prefix: str, names: Sequence[str]) -> Linear:
-        layers = [f"{prefix}.{name}" for name in names]
+    def linear(names: Sequence[str]) -> Linear:
         has_bias = config.qkv_bias and names is ATTENTION_IN
-        bias = torch.cat([dense(f"{layer}.bias") for layer in layers]) if has_bias else None
-        bits = plan.bits_for(layers[0])
+        bias = torch.cat([dense(f"{name}.bias") for name in names]) if has_bias else None
+        layers = [f"{prefix}.{name}" for name in names]
+        asked = {plan.bits_for(layer) for layer in layers}
+        if len(asked) > 1:
+            raise QuantisationError(
+                f"plan '{plan.name}': {', '.join(layers)} are one product and must have the same bits"
+            )
+        (bits,) = asked
         if bits is None:
-            return DenseLinear(torch.cat([dense(f"{layer}.weight") for layer in layers]), bias)
+            return DenseLinear(torch.cat([dense(f"{name}.weight") for name in names]), bias)
         packed = concatenate([packed_weight(source, layer, bits, group) for layer in layers])
         return QuantLinear(packed.to(device), bias, table)
 
-    blocks = []
-    for layer in bar(range(config.num_layers), desc=f"loading {source.name}", unit="layer"):
-        prefix = f"model.layers.{layer}"
-        blocks.append(
-            Block(
-                input_norm=dense(f"{prefix}.input_layernorm.weight"),
-                qkv=linear(prefix, ATTENTION_IN),
-                q_norm=dense(f"{prefix}.self_attn.q_norm.weight") if config.qk_norm else None,
-                k_norm=dense(f"{prefix}.self_attn.k_norm.weight") if config.qk_norm else None,
-                o=linear(prefix, ATTENTION_OUT),
-                post_norm=dense(f"{prefix}.post_attention_layernorm.weight"),
-                gate_up=linear(prefix, MLP_IN),
-                down=linear(prefix, MLP_OUT),
-            )
-        )
-    embed = dense("model.embed_tokens.weight")
-    head = embed if config.tied_embeddings else dense("lm_head.weight")
-    return Decoder(config, embed, blocks, dense("model.norm.weight"), DenseLinear(head))
+    return Block(
+        input_norm=dense("input_layernorm.weight"),
+        qkv=linear(ATTENTION_IN),
+        q_norm=dense("self_attn.q_norm.weight") if config.qk_norm else None,
+        k_norm=dense("self_attn.k_norm.weight") if config.qk_norm else None,
+        o=linear(ATTENTION_OUT),
+        post_norm=dense("post_attention_layernorm.weight"),
+        gate_up=linear(MLP_IN),
+        down=linear(MLP_OUT),
+    )

@@ -57,6 +57,11 @@ class Decoder:
         self._ops = ops or ops_for(config, embed.device, embed.dtype)
 
     @property
+    def embed(self) -> torch.Tensor:
+        """The token embedding [vocab, hidden]."""
+        return self._embed
+
+    @property
     def device(self) -> torch.device:
         return self._embed.device
 
@@ -98,6 +103,13 @@ class Decoder:
                 x, normed = ops.add_norm(x, delta, self._blocks[layer + 1].input_norm, eps)
         _, last = ops.add_norm(x[step.logits_index], delta[step.logits_index], self._norm, eps)
         return self._lm_head(last).float()
+
+    def pass_block(self, block: Block, x: torch.Tensor, step: StepInput, kv: KVPool) -> torch.Tensor:
+        """One block by itself: hidden states x [T, hidden] -> [T, hidden]. K and V go to the pool's first layer."""
+        ops, eps = self._ops, self.config.rms_norm_eps
+        attended = self._attention(0, block, ops.norm(x, block.input_norm, eps), ops.step(step, kv, self._rope))
+        x, normed = ops.add_norm(x, attended, block.post_norm, eps)
+        return x + block.down(ops.silu_mul(block.gate_up(normed)))
 
     def _attention(self, layer: int, block: Block, x: torch.Tensor, on_step: StepOps) -> torch.Tensor:
         config = self.config

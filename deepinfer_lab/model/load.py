@@ -10,10 +10,12 @@ from deepinfer_lab.kernels import dispatch as dispatch_tables
 from deepinfer_lab.model import quantised, synthetic
 from deepinfer_lab.model.build import build_decoder
 from deepinfer_lab.model.decoder import Decoder
+from deepinfer_lab.model.quantise import PackedModel, quantise_layers
 from deepinfer_lab.model.resolve import resolve
 from deepinfer_lab.model.source import WeightSource
 from deepinfer_lab.model.tokenizer import Tokenizer
-from deepinfer_lab.quant.plan import plan_named
+from deepinfer_lab.quant.methods import check_method, needs_activations
+from deepinfer_lab.quant.plan import PLANS, Plan, plan_named
 
 
 @dataclass(frozen=True)
@@ -63,25 +65,38 @@ def pick_device(name: str | None) -> torch.device:
 
 
 def load_model(
-    spec: str, *, bits: str = "w4", group: int = 64, device: str | None = None, dispatch: str | Path | None = None
+    spec: str,
+    *,
+    bits: str | Plan = "w4",
+    group: int = 64,
+    device: str | None = None,
+    dispatch: str | Path | None = None,
+    method: str = "rtn",
 ) -> LoadedModel:
     """Load a model and quantise it.
 
     Args:
         spec: a model; see `open_source`.
-        bits: w4, w3, mixed or none. A folder that is quantised already must be loaded with the bits that it has.
+        bits: w4, w3, mixed, none, a plan's .json file, or a plan. A folder that is quantised already must be loaded with the
+            bits that it has.
         group: values along K that share a scale: 32, 64 or 128.
         device: cpu, cuda or cuda:N; the GPU where there is one, by default. Computes in float32 on a CPU, float16 on a GPU.
+        method: how to quantise, one of `quant.methods.METHODS`. All but rtn read calibration texts first, which takes a
+            minute for the smallest models: `deepinfer-lab quantise` keeps the result.
         dispatch: a dispatch.json that says which kernel takes how many rows on a GPU; the article's choice by default.
 
     Raises:
-        SettingError: unknown bits or device.
+        SettingError: unknown bits, method or device; a method that needs texts, for a model without a tokenizer.
         KernelError: `dispatch` is no dispatch table, or has no row for these bits.
         ModelNotFound, CheckpointError, UnsupportedArchitecture, DownloadError, QuantisationError: as their docstrings say.
     """
-    plan, where = plan_named(bits), pick_device(device)
+    plan, where = plan_named(bits) if isinstance(bits, str) else bits, pick_device(device)
+    check_method(method)
     table = dispatch_tables.ARTICLE if dispatch is None else dispatch_tables.load(dispatch)
     source = open_source(spec)
+    if needs_activations(method) and plan is not PLANS["none"]:
+        layers = quantise_layers(source, plan, group=group, method=method, device=where)
+        source = PackedModel(source, dict(layers))
     dtype = torch.float16 if where.type == "cuda" else torch.float32
     decoder = build_decoder(source, plan, group=group, device=where, dtype=dtype, table=table)
-    return LoadedModel(source.name, decoder, source.tokenizer, bits, group)
+    return LoadedModel(source.name, decoder, source.tokenizer, plan.name, group)

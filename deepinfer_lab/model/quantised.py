@@ -2,20 +2,23 @@
 
 import dataclasses
 import json
+import shutil
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
 
 from deepinfer_lab.errors import CheckpointError, QuantisationError
-from deepinfer_lab.model.build import packed_weight
+from deepinfer_lab.model.calibration import Calibration
 from deepinfer_lab.model.config import Llama3Scaling, ModelConfig
 from deepinfer_lab.model.inventory import check_inventory, tensor_shapes
-from deepinfer_lab.model.source import WeightSource, dense_shapes, linear_layers
+from deepinfer_lab.model.quantise import quantise_layers
+from deepinfer_lab.model.source import PackedSource, WeightSource, dense_shapes, linear_layers
 from deepinfer_lab.model.tokenizer import Tokenizer
-from deepinfer_lab.progress import bar
 from deepinfer_lab.quant import checkpoint
 from deepinfer_lab.quant.layout import PackedWeight
-from deepinfer_lab.quant.plan import QuantPlan
+from deepinfer_lab.quant.methods import needs_activations
+from deepinfer_lab.quant.plan import Plan
 
 FILE = "quantised.safetensors"
 
@@ -25,30 +28,74 @@ def is_quantised(folder: Path) -> bool:
     return (folder / FILE).is_file()
 
 
-def write(source: WeightSource, plan: QuantPlan, group: int, folder: Path) -> Path:
+def write(
+    source: WeightSource,
+    plan: Plan,
+    group: int,
+    folder: Path,
+    *,
+    method: str = "rtn",
+    calibration: Calibration | None = None,
+    device: torch.device | None = None,
+) -> Path:
     """Quantise a model and write it to a folder. Returns the file of its weights.
 
+    Finished blocks are kept in `folder/unfinished` until all are: the same call takes up an interrupted one where it stopped.
+
     Raises:
-        CheckpointError, QuantisationError: as the source and the quantiser do.
+        SettingError, CheckpointError, QuantisationError: as `quantise_layers`.
     """
-    packed, dense = {}, {name: source.tensor(name) for name, _ in dense_shapes(source.config)}
-    for layer in bar(list(linear_layers(source.config)), desc="quantising", unit="layer"):
-        bits = plan.bits_for(layer)
-        if bits is None:
+    settings = {"name": source.name, "plan": plan.name, "group": str(group), "method": method}
+    if isinstance(source, PackedSource) and not needs_activations(method):  # written anew as it is
+        asked = ((layer, plan.bits_for(layer)) for layer in linear_layers(source.config))
+        packed = {layer: source.packed(layer, bits, group) for layer, bits in asked if bits is not None}
+    else:
+        unfinished = Unfinished(folder / "unfinished", settings)
+        known = dict(unfinished.layers)
+        layers = quantise_layers(
+            source, plan, group=group, method=method, calibration=calibration, known=known, device=device
+        )
+        for layer, weight in layers:
+            unfinished.add(layer, weight)
+        packed = unfinished.layers
+    dense = {name: source.tensor(name) for name, _ in dense_shapes(source.config)}
+    for layer in linear_layers(source.config):
+        if plan.bits_for(layer) is None:
             dense[f"{layer}.weight"] = source.tensor(f"{layer}.weight")
-        else:
-            packed[layer] = packed_weight(source, layer, bits, group)
     folder.mkdir(parents=True, exist_ok=True)
-    metadata = {
-        "name": source.name,
-        "plan": plan.name,
-        "group": str(group),
-        "config": json.dumps(dataclasses.asdict(source.config)),
-    }
+    metadata = {**settings, "config": json.dumps(dataclasses.asdict(source.config))}
     checkpoint.save(folder / FILE, checkpoint.QuantisedTensors(packed, dense, metadata))
     if source.tokenizer is not None:
         source.tokenizer.save(folder)
+    shutil.rmtree(folder / "unfinished", ignore_errors=True)
     return folder / FILE
+
+
+class Unfinished:
+    """Layers that are quantised already, by name, and a file for each block of them.
+
+    Args:
+        folder: where the files are. settings: what the layers depend on; files of other settings are ignored.
+    """
+
+    def __init__(self, folder: Path, settings: Mapping[str, str]) -> None:
+        self._folder, self._settings = folder, dict(settings)
+        self.layers: dict[str, PackedWeight] = {}
+        for file in sorted(folder.glob("*.safetensors")):
+            try:
+                tensors = checkpoint.load(file)
+            except CheckpointError:  # cut off while it was written
+                continue
+            if tensors.metadata == self._settings:
+                self.layers |= tensors.packed
+
+    def add(self, layer: str, weight: PackedWeight) -> None:
+        """Keep a layer. Its block's file is written anew."""
+        self.layers[layer] = weight
+        block = ".".join(layer.split(".")[:3])  # model.layers.N
+        its = {name: held for name, held in self.layers.items() if name.startswith(f"{block}.")}
+        self._folder.mkdir(parents=True, exist_ok=True)
+        checkpoint.save(self._folder / f"{block}.safetensors", checkpoint.QuantisedTensors(its, {}, self._settings))
 
 
 class QuantisedSource:

@@ -30,6 +30,7 @@ def save(path: Path, tensors: QuantisedTensors) -> None:
     for name, weight in tensors.packed.items():
         flat[f"{name}.packed"], flat[f"{name}.scales"] = weight.packed.contiguous(), weight.scales.contiguous()
         layers[name] = {"bits": weight.bits, "group": weight.group, "n": weight.n, "k": weight.k}
+    assert not tensors.metadata.keys() & {"format", "layers"}
     header = {"format": FORMAT, "layers": json.dumps(layers), **tensors.metadata}
     unfinished = path.with_suffix(".unfinished")
     save_file(flat, unfinished, metadata=header)

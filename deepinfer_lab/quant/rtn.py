@@ -22,16 +22,39 @@ def quantise(weight: torch.Tensor, bits: int, group: int) -> PackedWeight:
     Raises:
         QuantisationError: not a matrix, K not a multiple of the group, or values that are not finite.
     """
+    w = as_groups(weight, bits, group)
+    scales = extreme_scales(w, bits).to(torch.float16)
+    n, k = weight.shape
+    return PackedWeight(bits, group, n, k, pack(nearest(w, scales, bits).view(n, k), bits), scales)
+
+
+def as_groups(weight: torch.Tensor, bits: int, group: int) -> torch.Tensor:
+    """weight [N, K] as float32 [N, K / group, group].
+
+    Raises:
+        QuantisationError: as `quantise`.
+    """
     if weight.ndim != 2:
         raise QuantisationError(f"weight of shape {tuple(weight.shape)}: only matrices [N, K] can be quantised")
     n, k = weight.shape
     check_shape(k, bits, group)
     w = weight.float().view(n, k // group, group)
-    lowest = -(1 << (bits - 1))
-    extreme = w.gather(2, w.abs().argmax(dim=2, keepdim=True))
-    scales = (extreme / lowest).to(torch.float16)
-    if not scales.isfinite().all():
+    if not extreme_scales(w, bits).to(torch.float16).isfinite().all():
         raise QuantisationError("weight holds NaN, Inf, or values whose scale exceeds float16 (65,504)")
-    step = scales.float()
-    q = torch.where(step != 0, w / step, 0).round_().clamp_(lowest, -lowest - 1)
-    return PackedWeight(bits, group, n, k, pack(q.view(n, k), bits), scales.squeeze(2).contiguous())
+    return w
+
+
+def levels(bits: int) -> tuple[int, int]:
+    """The lowest and the highest integer."""
+    return -(1 << (bits - 1)), (1 << (bits - 1)) - 1
+
+
+def extreme_scales(w: torch.Tensor, bits: int) -> torch.Tensor:
+    """Scales [N, G] that put each group's value of largest magnitude, of w [N, G, group], on the lowest level."""
+    return w.gather(2, w.abs().argmax(dim=2, keepdim=True)).squeeze(2) / levels(bits)[0]
+
+
+def nearest(w: torch.Tensor, scales: torch.Tensor, bits: int) -> torch.Tensor:
+    """The integers [N, G, group] whose products with scales [N, G] are nearest to w; 0 where a scale is."""
+    step = scales.float().unsqueeze(2)
+    return torch.where(step != 0, w / step, 0).round_().clamp_(*levels(bits))

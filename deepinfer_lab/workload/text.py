@@ -1,21 +1,10 @@
-"""Text that every Python has: the language reference behind `help()`, some 65,000 words."""
+"""Prompts cut from the reference text."""
 
-import platform
 from collections.abc import Iterator
-from pydoc_data.topics import topics
 
 from deepinfer_lab.errors import SettingError
+from deepinfer_lab.model.reference_text import reference_text
 from deepinfer_lab.model.tokenizer import Tokenizer
-
-
-def reference_text() -> str:
-    """All topics, in the order of their names. It differs a little between Python versions: record `text_version`."""
-    return "\n\n".join(topics[name] for name in sorted(topics))
-
-
-def text_version() -> str:
-    """What `reference_text` depends on."""
-    return f"pydoc_data.topics of Python {platform.python_version()}"
 
 
 def prompts(tokenizer: Tokenizer, length: int) -> Iterator[list[int]]:

@@ -16,8 +16,8 @@ from deepinfer_lab.engine.stopping import FinishReason
 from deepinfer_lab.kv.pool import KVPool
 from deepinfer_lab.metrics.quality import teacher_forced
 from deepinfer_lab.model.load import LoadedModel, load_model
+from deepinfer_lab.model.reference_text import reference_text
 from deepinfer_lab.model.step_input import Span, StepInput
-from deepinfer_lab.workload.text import reference_text
 
 NEW_TOKENS = 64
 WINDOW, TEXT_TOKENS = 1024, 4096

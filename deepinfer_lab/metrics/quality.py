@@ -1,10 +1,11 @@
-"""How well a model still predicts text: perplexity and agreement, through the same paged forward that serves requests."""
+"""How well a model still predicts text, alone or beside another, through the same paged forward that serves requests."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch.nn.functional import cross_entropy, kl_div, nll_loss
 
 from deepinfer_lab.errors import SettingError
 from deepinfer_lab.kv.pool import KVPool
@@ -38,7 +39,22 @@ class TeacherForced:
         return float((self.top1 == other.top1).mean())
 
 
-@torch.inference_mode()
+@dataclass(frozen=True)
+class Comparison:
+    """How far a model's predictions are from a reference model's, over every position of a text.
+
+    Attributes:
+        perplexity: of the model on the text.
+        kl: mean over positions of KL(reference || model), nats. Unlike perplexity it weighs every token that the reference
+            thinks possible, and not only the one that stands in the text.
+        top1: share of positions at which both take the same token to be the likeliest.
+    """
+
+    perplexity: float
+    kl: float
+    top1: float
+
+
 def teacher_forced(model: Decoder, tokens: Sequence[int], window: int) -> TeacherForced:
     """Run a text through a model in windows that do not overlap.
 
@@ -47,14 +63,49 @@ def teacher_forced(model: Decoder, tokens: Sequence[int], window: int) -> Teache
     Raises:
         SettingError: a window below 2 or over the model's context, or fewer than 2 tokens.
     """
-    if not 2 <= window <= model.config.max_context or len(tokens) < 2:
+    nll, top1 = [], []
+    for targets, (logits,) in _chunks([model], tokens, window):
+        nll.append(cross_entropy(logits, targets, reduction="none").double().cpu())
+        top1.append(logits.argmax(dim=-1).cpu())
+    return TeacherForced(torch.cat(nll).numpy(), torch.cat(top1).numpy())
+
+
+def compare(model: Decoder, reference: Decoder, tokens: Sequence[int], window: int) -> Comparison:
+    """Run a text through two models of one vocabulary, chunk by chunk in lockstep: only a chunk's logits are ever held.
+
+    Args:
+        model, reference: on one device.
+        tokens, window: as for `teacher_forced`.
+
+    Raises:
+        SettingError: as `teacher_forced` does, for either model, or two vocabularies of different size.
+    """
+    sizes = model.config.vocab_size, reference.config.vocab_size
+    if sizes[0] != sizes[1]:
+        raise SettingError(f"vocabularies of {sizes[0]} and {sizes[1]} tokens: only models of one can be compared")
+    positions, nll, kl, same = 0, 0.0, 0.0, 0
+    for targets, logits in _chunks([model, reference], tokens, window):
+        same += int((logits[0].argmax(dim=-1) == logits[1].argmax(dim=-1)).sum())
+        # In float64: of two close models the KL is a small difference of large terms.
+        found, expected = (each.double().log_softmax(dim=-1) for each in logits)
+        positions += len(targets)
+        nll += float(nll_loss(found, targets, reduction="sum"))
+        kl += float(kl_div(found, expected, reduction="sum", log_target=True))
+    return Comparison(float(np.exp(nll / positions)), kl / positions, same / positions)
+
+
+@torch.inference_mode()
+def _chunks(
+    models: Sequence[Decoder], tokens: Sequence[int], window: int
+) -> Iterator[tuple[torch.Tensor, list[torch.Tensor]]]:
+    """The true tokens of each chunk, int64 [p], and every model's logits for them, float32 [p, vocab]."""
+    context, device = min(model.config.max_context for model in models), models[0].device
+    if not 2 <= window <= context or len(tokens) < 2:
         raise SettingError(
-            f"window {window} over {len(tokens)} tokens: allowed are windows of 2 to {model.config.max_context}, "
-            "and at least 2 tokens"
+            f"window {window} over {len(tokens)} tokens: allowed are windows of 2 to {context}, and at least 2 tokens"
         )
     blocks = range(-(-window // BLOCK_SIZE))
-    kv = KVPool(model.kv_shape, len(blocks), BLOCK_SIZE, model.device)
-    nll, top1 = [], []
+    caches = [KVPool(model.kv_shape, len(blocks), BLOCK_SIZE, device) for model in models]
     chunks = [
         (start, at, min(at + CHUNK, start + window, len(tokens)))
         for start in range(0, len(tokens), window)
@@ -64,9 +115,6 @@ def teacher_forced(model: Decoder, tokens: Sequence[int], window: int) -> Teache
         last_of_window = end in (start + window, len(tokens))
         following = tokens[at + 1 : end if last_of_window else end + 1]
         # An explicit dtype: where a window's last chunk is a single token there is nothing to predict.
-        targets = torch.tensor(following, dtype=torch.int64, device=model.device)
-        step = StepInput.build([Span(tokens[at:end], at - start, blocks, all_logits=True)], BLOCK_SIZE, model.device)
-        logits = model.forward(step, kv)[: len(targets)]
-        nll.append(torch.nn.functional.cross_entropy(logits, targets, reduction="none").double().cpu())
-        top1.append(logits.argmax(dim=-1).cpu())
-    return TeacherForced(torch.cat(nll).numpy(), torch.cat(top1).numpy())
+        targets = torch.tensor(following, dtype=torch.int64, device=device)
+        step = StepInput.build([Span(tokens[at:end], at - start, blocks, all_logits=True)], BLOCK_SIZE, device)
+        yield targets, [model.forward(step, kv)[: len(targets)] for model, kv in zip(models, caches, strict=True)]

@@ -85,18 +85,17 @@ def quantise_layers(
             raise SettingError(f"method '{method}': '{source.name}' has no tokenizer to make calibration texts with")
         calibration = default_calibration(source.tokenizer)
     where = {"device": device or torch.device("cpu"), "dtype": torch.float32}
-    with torch.inference_mode():
-        passage = Passage(build_outside(source, **where), calibration)
-        for index in bar(range(source.config.num_layers), desc=f"quantising by {method}", unit="block"):
-            layers = {f"model.layers.{index}.{name}": part for part, names in PARTS.items() for name in names}
-            todo = {layer: part for layer, part in layers.items() if plan.bits_for(layer) and layer not in known}
-            weights = {layer: known[layer] for layer in layers if layer in known}
-            if todo or not sequential:
-                dense = build_block(source, PLANS["none"], index, group=group, **where)
-                grams = passage.observe(dense, move=not sequential)
-            for layer, part in todo.items():
-                weight = source.tensor(f"{layer}.weight").to(where["device"])
-                weights[layer] = methods.quantise(method, weight, plan.bits_for(layer), group, grams[part])
-                yield layer, weights[layer].to("cpu")
-            if sequential:
-                passage.move(build_block(PackedModel(source, weights), plan, index, group=group, **where))
+    passage = Passage(build_outside(source, **where), calibration)
+    for index in bar(range(source.config.num_layers), desc=f"quantising by {method}", unit="block"):
+        layers = {f"model.layers.{index}.{name}": part for part, names in PARTS.items() for name in names}
+        todo = {layer: part for layer, part in layers.items() if plan.bits_for(layer) and layer not in known}
+        weights = {layer: known[layer] for layer in layers if layer in known}
+        if todo or not sequential:
+            dense = build_block(source, PLANS["none"], index, group=group, **where)
+            grams = passage.observe(dense, move=not sequential)
+        for layer, part in todo.items():
+            weight = source.tensor(f"{layer}.weight").to(where["device"])
+            weights[layer] = methods.quantise(method, weight, plan.bits_for(layer), group, grams[part])
+            yield layer, weights[layer].to("cpu")
+        if sequential:
+            passage.move(build_block(PackedModel(source, weights), plan, index, group=group, **where))

@@ -1,9 +1,11 @@
 """The scheduler: admit, plan, prepare, launch, finish, commit. Single-threaded; whoever calls `cycle` owns all state."""
 
 import time
+from bisect import insort
 from collections import deque
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from operator import attrgetter
 
 import torch
 
@@ -114,15 +116,15 @@ class Scheduler:
         self._start_waiting()
         plan = self._plan()
         self.memory.scrub()
-        launched = False
-        self.counters["prefill_decode_overlap_steps"] += bool(plan.decode and plan.prefill)
+        launched = 0
         where = (self.counters["cycles"], self._kv.block_size, self._model.device)
         if plan.decode:  # decode first: whoever already reads must not wait for a newcomer's prompt
             events += self._run(prepare_decode(plan.decode, *where))
-            launched = True
+            launched += 1
         if plan.prefill and self._has_room():
             events += self._run(prepare_prefill(plan.prefill, plan.prefill_tokens, *where))
-            launched = True
+            launched += 1
+        self.counters["prefill_decode_overlap_steps"] += launched == 2
         if not launched and self._in_flight:  # everything waits for what runs already
             self._in_flight[0].finished.wait()
             events += self._commit_finished()
@@ -134,8 +136,7 @@ class Scheduler:
         self._leave_ready(sequence)
         self.memory.release(sequence, self._fences(sequence))
         sequence.phase = Phase.WAITING
-        place = sum(other.arrival < sequence.arrival for other in self._waiting)
-        self._waiting.insert(place, sequence)
+        insort(self._waiting, sequence, key=attrgetter("arrival"))
         self.counters["preemptions"] += 1
 
     def check_integrity(self) -> None:
@@ -167,7 +168,7 @@ class Scheduler:
                 return
             self._waiting.popleft()
             sequence.phase = Phase.PREFILL
-            self._ready.append(sequence)
+            insort(self._ready, sequence, key=attrgetter("arrival"))  # it may have been there before, and preempted
             self._turns.append(sequence)
 
     def _plan(self) -> Plan:

@@ -92,6 +92,9 @@ class EngineMachine(RuleBasedStateMachine):
         if hasattr(self, "bench"):
             self.bench.scheduler.check_integrity()
             assert len(self.bench.scheduler._in_flight) <= self.bench.scheduler._limits.max_in_flight
+            for queue in (self.bench.scheduler._ready, self.bench.scheduler._waiting):
+                arrivals = [sequence.arrival for sequence in queue]
+                assert arrivals == sorted(arrivals)
 
     @invariant()
     def nobody_is_given_what_late_work_will_write(self):

@@ -72,6 +72,29 @@ def test_a_victim_in_flight_is_left_alone(tiny):
     assert bench.outputs == {name: alone_on(tiny)(request(name, n, 3)) for name, n in (("old", 8), ("young", 4))}
 
 
+def test_who_comes_back_takes_its_old_place(tiny):
+    """Blocks are given out in order of arrival: otherwise an older request could take those of one chosen before it."""
+    bench = Bench(tiny, prefix_cache=False)
+    bench.add(*(request(i, 3, 9) for i in range(4)))
+    for _ in range(5):
+        bench.cycle()
+    bench.scheduler.preempt(bench.scheduler._ready[1])
+    bench.cycle()
+    assert [sequence.arrival for sequence in bench.scheduler._ready] == [0, 1, 2, 3]
+
+
+def test_an_older_request_that_came_back_takes_from_a_younger_one(tiny):
+    """The younger one needs no block itself and would have been chosen for the same step."""
+    bench = Bench(tiny, blocks=5, prefix_cache=False)
+    bench.add(request("old", 2 * BLOCK - 1, 8), request("young", 2 * BLOCK - 2, 8))
+    for _ in range(2):
+        bench.cycle()
+    bench.scheduler.preempt(bench.scheduler._ready[0])
+    bench.run()
+    assert bench.outputs == {name: alone_on(tiny)(request(name, n, 8)) for name, n in (("old", 7), ("young", 6))}
+    assert bench.all_blocks_come_back()
+
+
 def test_a_newcomer_leaves_room_for_the_next_token_of_everybody(tiny):
     bench = Bench(tiny, blocks=4, prefix_cache=False)
     bench.add(request("first", 2 * BLOCK, 4), request("second", 2 * BLOCK, 4))

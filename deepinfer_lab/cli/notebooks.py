@@ -20,12 +20,11 @@ def _assignments(values: tuple[str, ...]) -> dict[str, str]:
 @click.option(
     "--mode",
     type=click.Choice(["auto", "measure", "replay"]),
-    default="auto",
-    show_default=True,
-    help="measure: on this machine; replay: from records in data/; auto: measure what this machine can.",
+    help="measure: on this machine; replay: from records in data/; auto: measure what this machine can. [default: each "
+    "notebook's own: auto, or replay where measuring takes long]",
 )
 @click.option("--param", multiple=True, metavar="NAME=VALUE", help="Set a notebook's parameter; may be repeated.")
-def run(only: tuple[str, ...], mode: str, param: tuple[str, ...]) -> None:
+def run(only: tuple[str, ...], mode: str | None, param: tuple[str, ...]) -> None:
     """Execute notebooks with papermill.
 
     Executed copies go to build/, new records to build/data/, pictures to figures/. Nothing under notebooks/ or data/

@@ -25,7 +25,7 @@
 # an offset for 32 weights). *Unquantised* means: as in that file, so that what is measured here comes on top.
 
 # %% tags=["parameters"]
-mode: str = "replay"  # replay: read a record from data/; measure: run now, which takes about half an hour on two cores
+mode: str = "replay"  # replay: read a record from data/; measure: run now, which takes 20 minutes on two cores
 device: str = "cpu-amd-epyc-2-cores"  # whose record replay reads, a folder of data/
 
 # %%

@@ -1,5 +1,7 @@
 """Refusing what can never be served, before it costs anybody anything."""
 
+from numbers import Integral
+
 from deepinfer_lab.engine.request import Request
 from deepinfer_lab.errors import AdmissionError, ContextOverflow, EmptyPrompt, InvalidToken, PoolOverflow
 
@@ -24,9 +26,11 @@ def check(request: Request, *, vocab_size: int, max_context: int, pool_tokens: i
 
     if prompt == 0:
         raise EmptyPrompt(f"request {request.id}: the prompt holds no tokens; at least 1 is needed")
-    stray = next((token for token in request.prompt if not 0 <= token < vocab_size), None)
-    if stray is not None:
-        raise InvalidToken(f"request {request.id}: token id {stray}; allowed are 0 to {vocab_size - 1}")
+    stray = [token for token in request.prompt if not isinstance(token, Integral) or not 0 <= token < vocab_size]
+    if stray:
+        raise InvalidToken(
+            f"request {request.id}: token id {stray[0]!r}; allowed are the integers 0 to {vocab_size - 1}"
+        )
     if prompt + new > max_context:
         raise too_long(ContextOverflow, max_context, "the model's context")
     if prompt + new - 1 > pool_tokens:

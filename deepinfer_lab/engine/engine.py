@@ -6,6 +6,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from numbers import Integral
 from pathlib import Path
 from queue import Empty, SimpleQueue
 
@@ -115,7 +116,7 @@ class Engine:
             self._require_tokenizer()
         request = Request(
             request_id if request_id is not None else self._handles.new_id(),
-            tuple(self._encode(prompt) if isinstance(prompt, str) else prompt),
+            tuple(self._encode(prompt) if isinstance(prompt, str) else map(_plain, prompt)),
             params,
         )
         try:
@@ -193,6 +194,8 @@ class Engine:
 
     def status(self) -> dict[str, object]:
         """Queue sizes, blocks by state, step counters, refusals by reason: as they are now, which takes up to one step."""
+        if threading.current_thread() is self._thread:  # a listener asks
+            return self._with_totals(self._scheduler.status())
         reply: SimpleQueue[dict[str, object]] = SimpleQueue()
         self._commands.put(lambda: reply.put(self._scheduler.status()))
         while True:
@@ -208,7 +211,8 @@ class Engine:
         """Cancel whatever is live and stop the thread. Closing twice is harmless."""
         self._handles.close()
         self._commands.put(lambda: None)
-        self._thread.join()
+        if threading.current_thread() is not self._thread:  # a listener may close, and cannot wait for itself
+            self._thread.join()
 
     def __enter__(self) -> "Engine":
         return self
@@ -240,7 +244,7 @@ class Engine:
             with torch.inference_mode():
                 while not self._handles.closed:
                     self._drain()
-                    if self._scheduler.live():
+                    if self._scheduler.busy():
                         self._handles.deliver(self._scheduler.cycle())
                     self._publish_metrics()
         except Exception as error:  # whatever it is, no client may wait forever
@@ -252,7 +256,7 @@ class Engine:
 
     def _drain(self) -> None:
         """Run what clients asked for. Waits only while there is nothing else to do."""
-        if not self._scheduler.live() and not self._handles.closed:
+        if not self._scheduler.busy() and not self._handles.closed:
             self._commands.get()()
         while not self._commands.empty():
             self._commands.get()()
@@ -262,3 +266,8 @@ class Engine:
         now = time.perf_counter()
         if now >= self._snapshot_due or not self._scheduler.live():
             self._snapshot, self._snapshot_due = self._scheduler.status(), now + METRICS_S
+
+
+def _plain(token: object) -> object:
+    """Integers of any library as Python's own; what is no integer is left for admission to refuse."""
+    return int(token) if isinstance(token, Integral) else token

@@ -72,16 +72,21 @@ class Handles:
     def deliver(self, events: Iterable[Event]) -> None:
         """Hand events to listeners and to the requests that they are about."""
         for event in events:
-            for listener in self._listeners:
-                listener(event)
-            if isinstance(event, StepEvent):
-                continue
-            if isinstance(event, FinishEvent):
-                with self._lock:
-                    handle = self._handles.pop(event.request_id)
-            else:
-                handle = self._handles[event.request_id]
-            handle.put(event)
+            try:
+                for listener in self._listeners:
+                    listener(event)
+            finally:  # a listener that fails takes no event from its request, and no second end comes after this one
+                self._hand_over(event)
+
+    def _hand_over(self, event: Event) -> None:
+        if isinstance(event, StepEvent):
+            return
+        if isinstance(event, FinishEvent):
+            with self._lock:
+                handle = self._handles.pop(event.request_id)
+        else:
+            handle = self._handles[event.request_id]
+        handle.put(event)
 
     def end_all(self, failure: Exception | None) -> None:
         """Close, and give every live request its terminal event.

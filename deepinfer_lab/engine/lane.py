@@ -72,12 +72,13 @@ class Lane:
         """Enqueue a forward pass. On a CPU it has run by the time this returns."""
         launched = time.perf_counter()
         logits = self._model.forward(work.step, self._kv)
-        finished: Mark
-        if logits.is_cuda:
-            event = torch.cuda.Event()
-            event.record()
-            finished = DeviceMark(event)
-        else:
-            finished = HostMark()
         self._launches += 1
-        return Ticket(self._launches, self.name, launched, finished, work, logits)
+        return Ticket(self._launches, self.name, launched, self.mark(), work, logits)
+
+    def mark(self) -> Mark:
+        """The end of all that was enqueued so far, by a launch that failed too."""
+        if self._model.device.type != "cuda":
+            return HostMark()
+        event = torch.cuda.Event()
+        event.record()
+        return DeviceMark(event)

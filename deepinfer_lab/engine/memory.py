@@ -63,11 +63,15 @@ class SequenceMemory:
             self._unclean = []
 
     def seal(self, sequence: Sequence, full: int) -> None:
-        """Note that the first `full` blocks of a sequence will not be written again, and make them known."""
+        """Note that the first `full` blocks of a sequence, none of whose work is in flight, will not be written again, and make
+        them known. Where another request was first with the same tokens, the sequence goes on with that one's block."""
         self.allocator.seal(sequence.blocks[sequence.sealed : full])
         sequence.sealed = full
         if self.prefix is not None:
-            self.prefix.publish(sequence.tokens, sequence.blocks[:full])
+            for index, entry in self.prefix.publish(sequence.tokens, sequence.blocks[:full]).items():
+                self.allocator.share([entry])
+                self.allocator.release([sequence.blocks[index]], ())
+                sequence.blocks[index] = sequence.block_table[index] = entry
 
     def release(self, sequence: Sequence, fences: Iterable[Fence]) -> None:
         """Take all blocks back. They can be handed out again once `fences` have passed."""
@@ -101,7 +105,7 @@ class SequenceMemory:
         if missing > 0:
             if self.prefix is None or self.prefix.reclaimable() < missing:
                 return None  # and what is cached stays so
-            self.prefix.evict(missing)
+            self.prefix.evict(count - self.allocator.free)
         blocks = self.allocator.allocate(count)
         self._unclean += blocks or ()
         return blocks

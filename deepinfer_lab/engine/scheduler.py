@@ -3,7 +3,7 @@
 import time
 from bisect import insort
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from operator import attrgetter
 
@@ -16,7 +16,7 @@ from deepinfer_lab.engine.policy import Policy
 from deepinfer_lab.engine.request import Phase, Request, Sequence
 from deepinfer_lab.engine.stopping import FinishReason, Stopper
 from deepinfer_lab.engine.work import Work, finish, halves, prepare_decode, prepare_prefill
-from deepinfer_lab.errors import NonFiniteLogits, OutOfDeviceMemory
+from deepinfer_lab.errors import OutOfDeviceMemory, RequestFailed
 from deepinfer_lab.kv.pool import KVPool
 from deepinfer_lab.model.decoder import Decoder
 from deepinfer_lab.model.token_stream import TokenStream
@@ -107,6 +107,10 @@ class Scheduler:
     def live(self) -> list[Sequence]:
         """All requests that have not finished."""
         return [*self._ready, *self._waiting]
+
+    def busy(self) -> bool:
+        """Whether a cycle has anything to do: for a request, or to commit work whose requests have ended."""
+        return bool(self._ready or self._waiting or self._in_flight)
 
     def cycle(self) -> list[Event]:
         """Run one scheduling cycle: commit what has finished, then launch at most one decode batch and one prefill chunk."""
@@ -213,18 +217,15 @@ class Scheduler:
         return [ticket.finished for ticket in self._last.values()] if sequence.in_flight else []
 
     def _run(self, work: Work) -> list[Event]:
-        """Launch, and wait where the policy says so. Work for which there is no memory is halved, down to one request."""
+        """Launch, and wait where the policy says so."""
         lane = self._lanes[self._policy.placement.lane_for(work.phase)]
+        failure = None
         try:
             ticket = lane.launch(work)
         except torch.OutOfMemoryError as error:
-            if len(work.sequences) > 1:
-                return [e for half in halves(work, self._kv.block_size, self._model.device) for e in self._run(half)]
-            sequence = work.sequences[0]
-            cause = OutOfDeviceMemory(
-                f"request {sequence.request.id}: {work.phase} of {work.counts[0]} tokens: {error}"
-            )
-            return [self._end(sequence, FinishReason.ERROR, cause)]
+            failure = str(error)  # and nothing else: its traceback would hold what the failed pass had allocated
+        if failure is not None:
+            return self._without_memory(work, lane, failure)
         for sequence in work.sequences:
             sequence.in_flight = True
         if work.phase == "prefill":  # its next chunk comes after everybody else's
@@ -236,6 +237,20 @@ class Scheduler:
         if self._policy.join.waits:
             ticket.finished.wait()
         return self._commit_finished()
+
+    def _without_memory(self, work: Work, lane: Lane, failure: str) -> list[Event]:
+        """Halve a batch for which there is no memory. One request alone that does not fit is ended."""
+        if len(work.sequences) == 1:
+            name = work.sequences[0].request.id
+            cause = OutOfDeviceMemory(f"request {name}: {work.phase} of {work.counts[0]} tokens: {failure}")
+            return [self._end(work.sequences[0], FinishReason.ERROR, cause, [lane.mark()])]
+        events = []
+        for half in halves(work, self._kv.block_size, self._model.device):
+            while not self._has_room():
+                self._in_flight[0].finished.wait()
+                events += self._commit_finished()
+            events += self._run(half)
+        return events
 
     def _commit_finished(self) -> list[Event]:
         done = [ticket for ticket in self._in_flight if ticket.finished.query()]
@@ -250,18 +265,17 @@ class Scheduler:
         events: list[Event] = [
             StepEvent(work.phase, ticket.lane, work.cycle, ticket.launched, now, ids, sum(work.counts))
         ]
+        failed = {sequence for sequence, choice in choices if isinstance(choice, RequestFailed)}
         for sequence in work.sequences:
             full = sequence.computed // self._kv.block_size
-            if full > sequence.sealed and sequence.phase is not Phase.FINISHED:
+            if full > sequence.sealed and sequence.phase is not Phase.FINISHED and sequence not in failed:
                 self.memory.seal(sequence, full)
         if work.phase == "prefill" and choices:  # the last chunk
             self._turns.remove(work.sequences[0])
         for sequence, choice in choices:
             request_id = sequence.request.id
-            if choice is None:
-                place = len(sequence.tokens)
-                cause = NonFiniteLogits(f"request {request_id}: logits after {place} tokens are not finite")
-                events.append(self._end(sequence, FinishReason.ERROR, cause))
+            if isinstance(choice, RequestFailed):
+                events.append(self._end(sequence, FinishReason.ERROR, choice))
                 continue
             sequence.tokens.append(choice.token)
             events.append(TokenEvent(request_id, choice.token, now, choice.logprob, choice.top))
@@ -270,13 +284,19 @@ class Scheduler:
                 events.append(self._end(sequence, reason))
         return events
 
-    def _end(self, sequence: Sequence, reason: FinishReason, error: Exception | None = None) -> FinishEvent:
+    def _end(
+        self,
+        sequence: Sequence,
+        reason: FinishReason,
+        error: Exception | None = None,
+        fences: Iterable[Mark] | None = None,
+    ) -> FinishEvent:
         if sequence.phase is Phase.WAITING:
             self._waiting.remove(sequence)
         else:
             self._leave_ready(sequence)
         sequence.phase = Phase.FINISHED
-        self.memory.release(sequence, self._fences(sequence))
+        self.memory.release(sequence, self._fences(sequence) if fences is None else fences)
         self.counters["finished_requests"] += 1
         return FinishEvent(sequence.request.id, reason, time.perf_counter(), error)
 

@@ -8,6 +8,7 @@ import torch
 
 from deepinfer_lab.engine.request import Phase, Sequence
 from deepinfer_lab.engine.sampling import Choice, choose, choose_greedily
+from deepinfer_lab.errors import NonFiniteLogits, OutOfDeviceMemory, RequestFailed
 from deepinfer_lab.model.step_input import Span, StepInput
 
 
@@ -51,7 +52,7 @@ def halves(work: Work, block_size: int, device: torch.device) -> tuple[Work, Wor
     )
 
 
-def finish(work: Work, logits: torch.Tensor) -> list[tuple[Sequence, Choice | None]]:
+def finish(work: Work, logits: torch.Tensor) -> list[tuple[Sequence, Choice | RequestFailed]]:
     """Commit a forward pass that has run: advance its sequences and choose a token for those that are due one.
 
     A sequence that ended while the work was in flight is left as it is.
@@ -60,7 +61,7 @@ def finish(work: Work, logits: torch.Tensor) -> list[tuple[Sequence, Choice | No
         logits: [S, vocab], one row per sequence of the work.
 
     Returns:
-        The sequences that are due a token, with the choice; None where their logits allow none.
+        The sequences that are due a token, with the choice, or with the reason why there is none.
     """
     rows, due = [], []
     for row, (sequence, count) in enumerate(zip(work.sequences, work.counts, strict=True)):
@@ -76,6 +77,25 @@ def finish(work: Work, logits: torch.Tensor) -> list[tuple[Sequence, Choice | No
         return []
     if len(rows) < len(logits):
         logits = logits[rows]
-    plain = all(sequence.greedy_only for sequence in due)
-    choices = choose_greedily(logits) if plain else choose(logits, [sequence.draw() for sequence in due])
-    return list(zip(due, choices, strict=True))
+    return list(zip(due, _choose(logits, due), strict=True))
+
+
+def _choose(logits: torch.Tensor, due: Seq[Sequence]) -> list[Choice | RequestFailed]:
+    """Rows do not depend on one another: where memory lacks for all of them, each half is tried alone."""
+    failure = ""
+    try:
+        if all(sequence.greedy_only for sequence in due):
+            choices = choose_greedily(logits)
+        else:
+            choices = choose(logits, [sequence.draw() for sequence in due])
+        return [choice or _not_finite(sequence) for choice, sequence in zip(choices, due, strict=True)]
+    except torch.OutOfMemoryError as error:
+        failure = str(error)
+    if len(due) == 1:
+        return [OutOfDeviceMemory(f"request {due[0].request.id}: choosing a token: {failure}")]
+    middle = len(due) // 2
+    return _choose(logits[:middle], due[:middle]) + _choose(logits[middle:], due[middle:])
+
+
+def _not_finite(sequence: Sequence) -> NonFiniteLogits:
+    return NonFiniteLogits(f"request {sequence.request.id}: logits after {len(sequence.tokens)} tokens are not finite")

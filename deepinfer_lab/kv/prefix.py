@@ -13,8 +13,8 @@ by block along the chain, and no collision can pass for a hit.
 A block id inside a key must mean the same content for as long as the key exists. Two rules see to that:
 
 - A parent is always an entry, never a request's private block. Two requests may compute the same prefix at the same time.
-  The first to publish makes the entries; the other keeps its duplicates private, and they are soon written anew. What it
-  computes behind them is published under the *entries* of the same tokens, found by walking the chain.
+  The first to publish makes the entries; the other learns which they are and takes them in place of its duplicates, or else
+  the entries, pinned by what comes behind them, and the duplicates would both be kept.
 - An entry goes only after its children, so that no key outlives its parent.
 
 It follows that a request may hold an entry without holding its parent, and that an unreferenced entry may be pinned by a
@@ -89,7 +89,7 @@ class PrefixCache:
         self.count(tokens, blocks)
         return blocks
 
-    def publish(self, tokens: Sequence[int], blocks: Sequence[int]) -> None:
+    def publish(self, tokens: Sequence[int], blocks: Sequence[int]) -> dict[int, int]:
         """Make a request's sealed blocks known, once the step that filled them is committed.
 
         Call it with all sealed blocks whenever one was added: it resumes behind the last one that is an entry, and costs
@@ -98,6 +98,10 @@ class PrefixCache:
         Args:
             tokens: at least the tokens that `blocks` hold.
             blocks: the request's first blocks, all READONLY and referenced by it.
+
+        Returns:
+            Duplicates: index into `blocks` -> the entry that holds the same tokens. The caller takes a reference to it and
+            gives its own block back.
         """
         assert len(tokens) >= len(blocks) * self._block_size, f"{len(tokens)} tokens do not fill {len(blocks)} blocks"
         self._tick += 1
@@ -105,12 +109,16 @@ class PrefixCache:
         while start and blocks[start - 1] not in self._entries:
             start -= 1
         parent = blocks[start - 1] if start else None
+        duplicates: dict[int, int] = {}
         for index in range(start, len(blocks)):
             key = _Key(parent, self._slice(tokens, index))
             if key not in self._blocks:
                 self._add(key, blocks[index])
             parent = self._blocks[key]
             self._entries[parent].used = self._tick
+            if parent != blocks[index]:
+                duplicates[index] = parent
+        return duplicates
 
     def evict(self, count: int) -> int:
         """Free up to `count` blocks: least recently used first, children before parents.

@@ -28,6 +28,9 @@ class SimulatedLane:
         self._launched += 1
         return Ticket(self._launched, self.name, time.perf_counter(), LateMark(self, self._launched), work, logits)
 
+    def mark(self) -> "LateMark":
+        return LateMark(self, self._launched)
+
     def advance(self) -> bool:
         """Run the oldest piece of work. False where there is none."""
         if not self._queue:

@@ -37,9 +37,9 @@ def test_no_prompt():
         check(0, 5)
 
 
-@pytest.mark.parametrize("token", [-1, 256, 2**40])
+@pytest.mark.parametrize("token", [-1, 256, 2**40, 2.0, 1.5, "a", None])
 def test_tokens_outside_the_vocabulary(token):
-    with pytest.raises(InvalidToken, match=f"request r7: token id {token}; allowed are 0 to 255"):
+    with pytest.raises(InvalidToken, match=f"request r7: token id {token!r}; allowed are the integers 0 to 255"):
         check((1, token, 2), 5)
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from deepinfer_lab.engine.config import EngineConfig
 from deepinfer_lab.engine.engine import Engine
-from deepinfer_lab.engine.event import TokenEvent
+from deepinfer_lab.engine.event import FinishEvent, TokenEvent
 from deepinfer_lab.engine.event_log import EventLog
 from deepinfer_lab.engine.sampling import SamplingParams
 from deepinfer_lab.errors import NonFiniteLogits, SettingError
@@ -61,3 +61,31 @@ def test_metrics_are_those_of_a_moment_ago(own_model, wait_for):
     found = engine.metrics()
     assert found["finished_requests"] == 3
     assert found.keys() == status.keys()
+
+
+def test_a_listener_that_fails_ends_no_request_twice(own_model, tmp_path, wait_for):
+    path = tmp_path / "log"
+
+    def listener(event):
+        if isinstance(event, FinishEvent):
+            raise RuntimeError("broken listener")
+
+    engine = Engine(own_model, config=EngineConfig(kv_cache_mib=1, event_log=path), listener=listener)
+    first = engine.submit([1], SamplingParams(max_tokens=1))
+    assert len(wait_for(lambda: list(first))) == 1  # it had ended before the listener was told
+    wait_for(engine.close)
+    ends = [line["request_id"] for line in lines(path) if line["type"] == "FinishEvent"]
+    assert ends == [first.request.id]
+
+
+def test_a_listener_may_ask_for_the_status(own_model, wait_for):
+    seen, box = [], []
+
+    def listener(event):
+        if isinstance(event, FinishEvent):
+            seen.append(box[0].status()["finished_requests"])
+
+    with Engine(own_model, config=EngineConfig(kv_cache_mib=1), listener=listener) as engine:
+        box.append(engine)
+        wait_for(lambda: engine.generate([[1], [2]], SamplingParams(max_tokens=2)))
+    assert seen[-1] == 2

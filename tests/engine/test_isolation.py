@@ -1,11 +1,14 @@
 """One request's misfortune is its own."""
 
+import weakref
 from collections.abc import Sequence
 
 import pytest
 import torch
 from bench import BLOCK, Bench, alone_on, request
+from lanes import LATE, SimulatedLane
 
+from deepinfer_lab.engine import work
 from deepinfer_lab.engine.config import EngineConfig
 from deepinfer_lab.engine.engine import Engine
 from deepinfer_lab.engine.event import StepEvent
@@ -52,6 +55,100 @@ def test_a_batch_that_does_not_fit_is_halved(own_tiny, tiny, monkeypatch):
     bench.run()
     assert 5 in refused
     assert bench.outputs == {item.id: alone_on(tiny)(item) for item in items}
+
+
+def test_a_retry_finds_the_memory_of_the_failed_pass_free(own_tiny, monkeypatch):
+    forward, failed, alive = own_tiny.forward, [], []
+
+    def limited(step, kv):
+        alive.extend(tensor() is not None for tensor in failed)
+        if len(step.token_ids) > 2:
+            activations = torch.zeros(1000)
+            failed.append(weakref.ref(activations))
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return forward(step, kv)
+
+    monkeypatch.setattr(own_tiny, "forward", limited)
+    bench = Bench(own_tiny, chunk=2)
+    bench.add(*(request(i, 2, 4) for i in range(5)))
+    bench.run()
+    assert failed
+    assert not any(alive)
+
+
+def test_a_failed_launch_may_have_left_work_behind(tiny, monkeypatch):
+    """Layers that were enqueued before memory ran out still write: the blocks wait for them."""
+    bench = Bench(tiny, policy=LATE, lane=SimulatedLane, prefix_cache=False)
+    lane = bench.scheduler._lanes["prefill"]
+    launch = lane.launch
+
+    def halfway(work):
+        launch(work)
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    monkeypatch.setattr(lane, "launch", halfway)
+    bench.add(request("huge", 3 * BLOCK, 4))
+    bench.cycle()
+    assert isinstance(bench.errors["huge"], OutOfDeviceMemory)
+    assert bench.scheduler.status()["blocks"]["pending"] == 3
+    lane.advance()
+    assert bench.all_blocks_come_back()
+
+
+def test_halves_are_not_more_work_in_flight_than_allowed(own_tiny, tiny, monkeypatch):
+    bench = Bench(own_tiny, policy=LATE, lane=SimulatedLane, in_flight=2)
+    items = [request(i, 2, 5) for i in range(6)]
+    decode = bench.scheduler._lanes["decode"]
+    launch, most = decode.launch, []
+
+    def limited(work):
+        if len(work.sequences) > 1:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        ticket = launch(work)
+        most.append(len(bench.scheduler._in_flight) + 1)
+        return ticket
+
+    monkeypatch.setattr(decode, "launch", limited)
+    bench.add(*items)
+    bench.run()
+    assert max(most) == 2
+    assert bench.outputs == {item.id: alone_on(tiny)(item) for item in items}
+
+
+def test_memory_may_lack_for_choosing_tokens(tiny, monkeypatch):
+    choose = work.choose_greedily
+    items = [request(i, 2, 5) for i in range(3)]
+    expected = {item.id: alone_on(tiny)(item) for item in items}
+
+    def limited(logits):
+        if len(logits) > 1 or limited.poor:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return choose(logits)
+
+    limited.poor = False
+    monkeypatch.setattr(work, "choose_greedily", limited)
+    bench = Bench(tiny)
+    bench.add(*items)
+    for _ in range(4):
+        bench.cycle()
+    assert max(len(step.request_ids) for step in bench.steps) == 3
+    limited.poor = True
+    bench.cycle()
+    assert {type(error) for error in bench.errors.values()} == {OutOfDeviceMemory}
+    assert "choosing a token: CUDA out of memory" in str(bench.errors["0"])
+    assert all(tokens == expected[name][: len(tokens)] for name, tokens in bench.outputs.items())
+    assert bench.all_blocks_come_back()
+
+
+def test_work_whose_requests_are_all_gone_is_still_committed(tiny):
+    bench = Bench(tiny, policy=LATE, lane=SimulatedLane)
+    bench.add(request("gone", 5, 4))
+    bench.cycle()
+    bench.cancel("gone")
+    assert (bench.scheduler.live(), bench.scheduler.busy()) == ([], True)
+    bench.cycle()
+    assert not bench.scheduler.busy()
+    assert bench.all_blocks_come_back()
 
 
 @pytest.mark.parametrize("prefix_cache", [False, True])

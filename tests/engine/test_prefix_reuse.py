@@ -84,3 +84,43 @@ def test_two_that_compute_the_same_at_once(tiny):
     bench.run()
     assert bench.outputs == {item.id: alone(item) for item in items}
     assert bench.all_blocks_come_back()
+
+
+def test_a_duplicate_pins_nothing(tiny):
+    """Two compute the same block at once and one ends. The other needs the whole pool, and must not be kept from it by the
+    entry that its own blocks hang on beside its copy."""
+    alone, bench = alone_on(tiny), Bench(tiny, blocks=6, chunk=4)
+    items = [
+        Request("first", (1, 1, 1, 1, 5), SamplingParams(max_tokens=1)),
+        Request("second", (1, 1, 1, 1, 2, 2, 2, 2, 3), SamplingParams(max_tokens=16)),
+    ]
+    bench.add(*items)
+    bench.run()
+    assert bench.outputs == {item.id: alone(item) for item in items}
+    assert bench.all_blocks_come_back()
+
+
+def test_what_must_stay_spare_is_not_evicted(tiny):
+    """Newcomers want a block beside their own to be free *or evictable*: what is cached stays until it is needed."""
+    bench = Bench(tiny, blocks=24, prefix_cache=True)
+    for i in range(6):
+        bench.add(request(i, 2 * BLOCK + 1, 4))
+        bench.run()
+    before = bench.scheduler.status()["blocks"]
+    bench.add(*(request(f"new {i}", 2, 2) for i in range(before["free"])))
+    for _ in range(before["free"]):
+        bench.cycle()
+    assert bench.scheduler.status()["prefix_cache"]["evicted_blocks"] == 0
+
+
+def test_what_a_failed_step_computed_is_not_published(own_tiny):
+    healthy = own_tiny._embed[255].clone()
+    own_tiny._embed[255] = float("nan")
+    bench = Bench(own_tiny)
+    prompt = (255,) * (2 * BLOCK + 1)
+    bench.add(Request("ill", prompt, SamplingParams(max_tokens=2)))
+    bench.run()
+    own_tiny._embed[255] = healthy
+    bench.add(Request("well", prompt, SamplingParams(max_tokens=2)))
+    assert len(bench.run().outputs["well"]) == 2
+    assert prefilled(bench, "well") == len(prompt)

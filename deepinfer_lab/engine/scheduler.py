@@ -265,9 +265,10 @@ class Scheduler:
         events: list[Event] = [
             StepEvent(work.phase, ticket.lane, work.cycle, ticket.launched, now, ids, sum(work.counts))
         ]
-        failed = {sequence for sequence, choice in choices if isinstance(choice, RequestFailed)}
+        failed = [sequence for sequence, choice in choices if isinstance(choice, RequestFailed)]
+        block_size = self._kv.block_size
         for sequence in work.sequences:
-            full = sequence.computed // self._kv.block_size
+            full = sequence.computed // block_size
             if full > sequence.sealed and sequence.phase is not Phase.FINISHED and sequence not in failed:
                 self.memory.seal(sequence, full)
         if work.phase == "prefill" and choices:  # the last chunk

@@ -4,6 +4,7 @@ A request's id is deliberately no part of that key: the same seed and prompt giv
 called, alone or in any batch, and after it was preempted or resumed.
 """
 
+import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
@@ -172,8 +173,8 @@ def choose(logits: torch.Tensor, draws: Sequence[Draw]) -> list[Choice | None]:
 def choose_greedily(logits: torch.Tensor) -> list[Choice | None]:
     """`choose` for rows that are all `greedy_only`."""
     best, tokens = logits.max(dim=-1)
-    sound, ids = torch.stack((best.isfinite().long(), tokens)).tolist()
-    return [Choice(token, None, ()) if ok else None for ok, token in zip(sound, ids, strict=True)]
+    values, ids = torch.stack((best.double(), tokens.double())).tolist()  # one transfer; ids stay exact
+    return [Choice(int(i), None, ()) if math.isfinite(v) else None for v, i in zip(values, ids, strict=True)]
 
 
 def _restrained(logits: torch.Tensor, draws: Sequence[Draw]) -> torch.Tensor:

@@ -267,10 +267,13 @@ class Scheduler:
         ]
         failed = [sequence for sequence, choice in choices if isinstance(choice, RequestFailed)]
         block_size = self._kv.block_size
-        for sequence in work.sequences:
-            full = sequence.computed // block_size
-            if full > sequence.sealed and sequence.phase is not Phase.FINISHED and sequence not in failed:
-                self.memory.seal(sequence, full)
+        for sequence, count in zip(work.sequences, work.counts, strict=True):
+            if (
+                sequence.computed % block_size < count and sequence.phase is not Phase.FINISHED
+            ):  # it may have filled a block
+                full = sequence.computed // block_size
+                if full > sequence.sealed and sequence not in failed:
+                    self.memory.seal(sequence, full)
         if work.phase == "prefill" and choices:  # the last chunk
             self._turns.remove(work.sequences[0])
         for sequence, choice in choices:

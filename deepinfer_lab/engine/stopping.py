@@ -24,7 +24,7 @@ class Stopper:
     """
 
     def __init__(self, params: SamplingParams, eos_ids: Collection[int], stream: TokenStream | None) -> None:
-        self._params = params
+        self._min_tokens, self._max_tokens = params.min_tokens, params.max_tokens
         self._ends = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else frozenset(eos_ids))
         assert stream is not None or not params.stop
         self._text = StopText(stream, params.stop, params.min_tokens + 1) if stream and params.stop else None
@@ -33,7 +33,7 @@ class Stopper:
     @property
     def banned(self) -> Collection[int]:
         """Tokens that must not come next: those that would end the request before `min_tokens`."""
-        return self._ends if self._count < self._params.min_tokens else ()
+        return self._ends if self._count < self._min_tokens else ()
 
     def push(self, token: int) -> FinishReason | None:
         """Take the next token. Why the request ends with it, or None if it goes on."""
@@ -42,4 +42,4 @@ class Stopper:
             self._text.push(token)
         if token in self._ends or (self._text is not None and self._text.found is not None):
             return FinishReason.STOP
-        return FinishReason.LENGTH if self._count >= self._params.max_tokens else None
+        return FinishReason.LENGTH if self._count >= self._max_tokens else None

@@ -2,7 +2,7 @@
 
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 
 import pytest
 
@@ -114,9 +114,14 @@ def test_leaving_a_stream_early_cancels(own_model, byte_tokenizer, wait_for, gat
     events = []
     with Engine(own_model, byte_tokenizer(), EngineConfig(kv_cache_mib=1), events.append) as engine:
         stream = engine.stream("hello", SamplingParams(max_tokens=100, temperature=1.0))
-        gate.release()
-        assert wait_for(lambda: next(stream))
+        with ThreadPoolExecutor(1) as pool:
+            piece = pool.submit(next, stream)
+            gate.arrived()
+            while not wait([piece], timeout=0.2).done:  # a token may be no character yet
+                gate.step()
+        assert piece.result()
         stream.close()
+        gate.release()
         wait_for(lambda: engine.generate([[1]], SamplingParams(max_tokens=1)))
     first = next(event for event in events if isinstance(event, FinishEvent))
     assert first.reason is FinishReason.CANCELLED

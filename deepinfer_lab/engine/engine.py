@@ -264,7 +264,7 @@ class Engine:
     def _publish_metrics(self) -> None:
         """Once a second, and before falling idle."""
         now = time.perf_counter()
-        if now >= self._snapshot_due or not self._scheduler.live():
+        if now >= self._snapshot_due or not self._scheduler.busy():
             self._snapshot, self._snapshot_due = self._scheduler.status(), now + METRICS_S
 
 

@@ -79,7 +79,9 @@ class Scheduler:
         self._ready: list[Sequence] = []  # hold blocks; by arrival
         self._turns: deque[Sequence] = deque()  # those of them that are reading their prompts, whose turn is next first
         self._in_flight: list[Ticket] = []  # in order of launch
-        self._last: dict[str, Ticket] = {}  # newest ticket of each lane: the fences of whatever is released now
+        self._last: dict[
+            str, Mark
+        ] = {}  # end of the newest launch of each lane: the fences of what is released in flight
         self._arrivals = 0
         self.counters = {
             "cycles": 0,
@@ -214,7 +216,7 @@ class Scheduler:
 
     def _fences(self, sequence: Sequence) -> list[Mark]:
         """What must pass before a sequence's blocks change hands: nothing where all its work is committed."""
-        return [ticket.finished for ticket in self._last.values()] if sequence.in_flight else []
+        return list(self._last.values()) if sequence.in_flight else []
 
     def _run(self, work: Work) -> list[Event]:
         """Launch, and wait where the policy says so."""
@@ -232,7 +234,7 @@ class Scheduler:
             self._turns.remove(work.sequences[0])
             self._turns.append(work.sequences[0])
         self._in_flight.append(ticket)
-        self._last[lane.name] = ticket
+        self._last[lane.name] = ticket.finished
         self.counters[f"{work.phase}_steps"] += 1
         if self._policy.join.waits:
             ticket.finished.wait()

@@ -82,13 +82,6 @@ class PrefixCache:
         self.counters["queried_tokens"] += len(tokens)
         self.counters["hit_tokens"] += len(blocks) * self._block_size
 
-    def acquire(self, tokens: Sequence[int]) -> list[int]:
-        """`match`, take the references, and `count`."""
-        blocks = self.match(tokens)
-        self._allocator.share(blocks)
-        self.count(tokens, blocks)
-        return blocks
-
     def publish(self, tokens: Sequence[int], blocks: Sequence[int]) -> dict[int, int]:
         """Make a request's sealed blocks known, once the step that filled them is committed.
 

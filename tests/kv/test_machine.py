@@ -86,7 +86,9 @@ class KVMachine(RuleBasedStateMachine):
     @rule(tokens=st.sampled_from(PROMPTS), make_room=st.booleans(), at_once=st.booleans())
     def admit(self, tokens: tuple[int, ...], make_room: bool, at_once: bool) -> None:
         self.tick += 1
-        owner = Owner(tokens, self.cache.acquire(tokens), 0)
+        found = self.cache.match(tokens)
+        self.allocator.share(found)
+        owner = Owner(tokens, found, 0)
         while (owner.sealed + 1) * BLOCK < len(tokens) and owner.prefix(owner.sealed) in self.index:
             self.index[owner.prefix(owner.sealed)].used = self.tick
             owner.sealed += 1

@@ -29,6 +29,13 @@ class Cache(PrefixCache):
         self.leave(blocks)
         return blocks
 
+    def acquire(self, tokens: list[int]) -> list[int]:
+        """What a request does that begins with these tokens."""
+        blocks = self.match(tokens)
+        self.allocator.share(blocks)
+        self.count(tokens, blocks)
+        return blocks
+
     def leave(self, blocks: list[int]) -> None:
         self.allocator.release(blocks, [])
         self.allocator.reclaim()

@@ -20,6 +20,7 @@ LOOKS: Mapping[str, tuple[str, str]] = MappingProxyType(
         "tiled_gemm": (PALETTE[3], "D"),
         "tiled_gemm_split_k": ("#8C510A", "P"),
         "dequant_cublas": (PALETTE[4], "v"),
+        "dequantise_cublas": (PALETTE[4], "<"),
         "cublas_fp16": (PALETTE[6], "x"),
     }
 )

@@ -5,6 +5,7 @@ from types import MappingProxyType
 
 import torch
 
+from deepinfer_lab.kernels.dequantise import w3_dequantise_cublas, w4_dequantise_cublas
 from deepinfer_lab.kernels.gemv import (
     w3_gemv,
     w3_gemv_batch_tile,
@@ -24,19 +25,21 @@ from deepinfer_lab.kernels.tiled_gemm import (
 __all__ = [
     "LAUNCHERS",
     "preload",
+    "w3_dequantise_cublas",
     "w3_gemv",
     "w3_gemv_batch_tile",
     "w3_gemv_grid_y",
     "w3_gemv_warp_tile",
     "w3_tiled_gemm",
     "w3_tiled_gemm_split_k",
+    "w4_dequantise_cublas",
     "w4_gemv",
     "w4_gemv_batch_tile",
     "w4_tiled_gemm",
     "w4_tiled_gemm_split_k",
 ]
 
-# Launcher by kernel name, as `dispatch.choose` returns it: (x, packed, scales, group, bias=None, out=None) -> [M, N].
+# Launcher by its name in `catalogue.PRODUCTS`: (x, packed, scales, group, bias=None, out=None) -> [M, N].
 LAUNCHERS: MappingProxyType[str, Callable[..., torch.Tensor]] = MappingProxyType(
     {
         launcher.__name__: launcher
@@ -51,6 +54,8 @@ LAUNCHERS: MappingProxyType[str, Callable[..., torch.Tensor]] = MappingProxyType
             w3_tiled_gemm,
             w4_tiled_gemm_split_k,
             w3_tiled_gemm_split_k,
+            w4_dequantise_cublas,
+            w3_dequantise_cublas,
         )
     }
 )

@@ -1,8 +1,8 @@
-"""Every CUDA kernel of this package and the shape of its launch. The launchers, the compiler, the resource report and the tests
-all read this table, so a kernel is described once.
+"""Every CUDA kernel of a linear layer and the shape of its launch, and the products that a kernel and cuBLAS share. The
+launchers, the compiler, the resource report and the tests all read these tables, so a kernel is described once.
 
-All kernels share one signature: (x, packed, scales, bias or null, out, m, n, k, group). Where K is split, `out` is the float32
-partial sums [splits, m, n], and the bias is left to the launch that adds them.
+All of `KERNELS` have one signature: (x, packed, scales, bias or null, out, m, n, k, group). Where K is split, `out` is the
+float32 partial sums [splits, m, n], and the bias is left to the launch that adds them.
 """
 
 from dataclasses import dataclass
@@ -15,6 +15,10 @@ ADD_PARTIALS = "add_partials"  # in the module of every kernel that splits K: (p
 SPLIT_STEP = 32  # K is split in whole tiles
 MAX_SPLITS = 8  # on the H200 sixteen gain up to 15% on the longest K, and double the partial sums' memory
 BLOCKS_PER_SM = 8  # that splitting aims at: as many of these blocks as a multiprocessor can hold
+# Of a dense slice of a weight. On an H200, 32 MiB stay in the L2 between the launches that write and that read them; this gains
+# up to 5% where N is large, and loses up to 20% where K is: cuBLAS then has few columns to spread over the card.
+SLICE_BYTES = 160 * 2**20
+SLICE_ROWS = 128  # slices are multiples of it: whole tiles for cuBLAS, and aligned outputs
 MAX_GRID_Y = 65535  # CUDA Programming Guide, technical specifications: maximum y-dimension of a grid
 
 
@@ -81,6 +85,38 @@ KERNELS = MappingProxyType(
                 "w3_tiled_gemm_split_k", 3, 256, 64, 32, False, "w3_tiled_gemm with blocks that share K", split_k=True
             ),
         )
+    }
+)
+
+
+@dataclass(frozen=True)
+class DequantiseProduct:
+    """A product without a kernel of its own: a kernel of `ops_catalogue` makes rows of the weight dense, cuBLAS multiplies.
+
+    Attributes:
+        name: of the launcher. bits: 3 or 4. summary: what it does, in a few words.
+        block_n: outputs by which a launch may reach past N: none. max_m: the largest M, since cuBLAS counts in 32 bits.
+    """
+
+    name: str
+    bits: int
+    summary: str
+    block_n: int = 0
+    max_m: int = 2**31 - 1
+
+    def slice_rows(self, k: int) -> int:
+        """Rows of the weight that are dense at a time."""
+        return max(SLICE_BYTES // (2 * k) // SLICE_ROWS, 1) * SLICE_ROWS
+
+
+# All that can multiply, by the name of its launcher.
+PRODUCTS: MappingProxyType[str, Kernel | DequantiseProduct] = MappingProxyType(
+    {
+        **KERNELS,
+        **{
+            name: DequantiseProduct(name, bits, "dequantise a slice of the weight, then multiply with cuBLAS")
+            for name, bits in (("w4_dequantise_cublas", 4), ("w3_dequantise_cublas", 3))
+        },
     }
 )
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from deepinfer_lab.errors import KernelError
-from deepinfer_lab.kernels.catalogue import KERNELS
+from deepinfer_lab.kernels.catalogue import PRODUCTS, Kernel
 
 FALLBACK = "dequant_cublas"  # dequantise with torch, then F.linear: `quant/linear.py`
 SCHEMA_VERSION = 1
@@ -82,9 +82,13 @@ def explain(
     reach = f"M of {row.m_min} and more" if row.m_max is None else reach
     if name == FALLBACK:
         return f"{shape}, the table's row for {reach}: dequantise with torch, then multiply with cuBLAS."
-    kernel = KERNELS[name]
-    x, y = kernel.grid(m, n)
-    return f"{shape}, the table's row for {reach}: {kernel.summary}. {x} x {y} blocks of {kernel.threads} threads."
+    product = PRODUCTS[name]
+    said = f"{shape}, the table's row for {reach}: {product.summary}."
+    if isinstance(product, Kernel):
+        x, y = product.grid(m, n)
+        return f"{said} {x} x {y} blocks of {product.threads} threads."
+    rows = min(product.slice_rows(k), n)
+    return f"{said} Slices of up to {rows} weight rows: {-(-n // rows)}."
 
 
 def load(path: str | Path) -> tuple[Row, ...]:
@@ -118,12 +122,12 @@ def validate(rows: Sequence[Row], source: str) -> None:
             raise KernelError(f"{source}: bits, m_min and m_max must be whole numbers (m_max also null) in {row}")
         if row.kernel == FALLBACK:
             continue
-        if row.kernel not in KERNELS:
+        if row.kernel not in PRODUCTS:
             raise KernelError(f"{source}: unknown kernel {row.kernel!r} in {row}")
-        kernel = KERNELS[row.kernel]
-        if kernel.bits != row.bits:
-            raise KernelError(f"{source}: {row.kernel} takes {kernel.bits}-bit weights, not {row.bits}, in {row}")
-        if kernel.single_row and row.m_max != 1:
+        product = PRODUCTS[row.kernel]
+        if product.bits != row.bits:
+            raise KernelError(f"{source}: {row.kernel} takes {product.bits}-bit weights, not {row.bits}, in {row}")
+        if product.max_m == 1 and row.m_max != 1:
             raise KernelError(f"{source}: {row.kernel} takes M = 1 only, in {row}")
     for bits in sorted({row.bits for row in rows}):
         expected: int | None = 1

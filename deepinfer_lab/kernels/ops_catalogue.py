@@ -1,5 +1,5 @@
-"""The CUDA kernels beside those of linear layers: attention over the paged cache and element-wise work, each with its own
-arguments. Like `catalogue.KERNELS`, one `extern "C"` kernel to a source of the same name.
+"""The CUDA kernels that are no whole linear layer: attention over the paged cache, element-wise work, dequantising. Each has
+its own arguments. Like `catalogue.KERNELS`, one `extern "C"` kernel to a source of the same name.
 """
 
 from dataclasses import dataclass
@@ -45,6 +45,10 @@ OPS = MappingProxyType(
             Op("silu_mul", 256, "silu(gate) * up"),
             Op("argmax_f16", 512, "position of the largest of each fp16 row"),
             Op("argmax_f32", 512, "position of the largest of each fp32 row"),
+            Op("merge_attention", 256, "attention over parts of the keys to attention over all"),
+            Op("spin", 1024, "occupies multiprocessors for a time, and says which"),
+            Op("w4_dequantise", 256, "4-bit weights to dense fp16"),
+            Op("w3_dequantise", 256, "3-bit weights to dense fp16"),
         )
     }
 )

@@ -17,7 +17,7 @@ BLOCK_POSITIONS = 64  # that a thread block's four warps take in one turn; split
 GROUP_HEADS = 8  # query heads that share one read of K and V
 RESIDENT = {
     torch.float16: 3,
-    torch.int8: 3,
+    torch.int8: 4,
 }  # thread blocks that a multiprocessor holds: what the kernels are compiled for
 FULL = 0.9  # share of the card's block slots that is worth no further splitting
 SLOT_STEP = 4  # a lane's positions come in fours, which must lie in one block of the cache

@@ -11,7 +11,7 @@ import torch
 
 from deepinfer_lab.errors import SettingError
 from deepinfer_lab.kernels import LAUNCHERS
-from deepinfer_lab.kernels.catalogue import KERNELS
+from deepinfer_lab.kernels.catalogue import PRODUCTS
 from deepinfer_lab.kernels.dispatch import FALLBACK
 from deepinfer_lab.lab.kernel_timing import ARTICLE, GRAPH_COLD, MIN_REPLAYS, Gpu, article, copies_for, graph_cold
 from deepinfer_lab.quant.layout import PackedWeight, packed_columns
@@ -62,11 +62,11 @@ def random_matrix(gpu: Gpu, random: torch.Generator, bits: int, n: int, k: int, 
 
 
 def kernels_for(bits: int, m: int) -> list[str]:
-    """Every way to multiply M rows with a weight of so many bits: kernels that take that M, and the old fallback; for 16
+    """Every way to multiply M rows with a weight of so many bits: launchers that take that M, and the old fallback; for 16
     bits, cuBLAS."""
     if bits == 16:
         return [DENSE]
-    return [name for name, kernel in KERNELS.items() if kernel.bits == bits and m <= kernel.max_m] + [FALLBACK]
+    return [name for name, product in PRODUCTS.items() if product.bits == bits and m <= product.max_m] + [FALLBACK]
 
 
 def floor_us(matrix: Matrix, m: int, bandwidth: float) -> float:

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from deepinfer_lab.errors import RecordError
-from deepinfer_lab.kernels.catalogue import KERNELS
+from deepinfer_lab.kernels.catalogue import PRODUCTS
 from deepinfer_lab.kernels.dispatch import FALLBACK, SCHEMA_VERSION, Row, choose, validate
 from deepinfer_lab.lab import project
 from deepinfer_lab.lab.kernel_cells import summary
@@ -43,7 +43,7 @@ def derive_dispatch(record: Record) -> tuple[Row, ...]:
         RecordError: as `sweep`; M = 1 was not measured; or an M for which no kernel has a correct result on every shape.
     """
     rows = sweep(record)
-    known = rows[rows["kernel"].isin([*KERNELS, FALLBACK])].assign(log_us=np.log(rows["us"]))
+    known = rows[rows["kernel"].isin([*PRODUCTS, FALLBACK])].assign(log_us=np.log(rows["us"]))
     if known.empty:
         raise RecordError("the sweep holds no correct row of a few-bit kernel")
     shapes = len(record.params["sweep_shapes"])

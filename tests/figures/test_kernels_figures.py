@@ -8,7 +8,7 @@ import torch
 from matplotlib.axes import Axes
 
 from deepinfer_lab.figures import kernels, maps, style
-from deepinfer_lab.kernels.catalogue import KERNELS
+from deepinfer_lab.kernels.catalogue import PRODUCTS
 from deepinfer_lab.lab.kernel_cells import kernels_for
 from deepinfer_lab.quant.layout import pack
 
@@ -140,7 +140,7 @@ def test_small_batches_are_drawn_from_zero_up():
 
 
 def test_every_kernel_has_a_look_of_its_own_whatever_its_bits():
-    names = [*KERNELS, "dequant_cublas", "cublas_fp16"]
+    names = [*PRODUCTS, "dequant_cublas", "cublas_fp16"]
     looks = {name: tuple(kernels.look(name).values()) for name in names}
     designs = {name[3:] if name[0] == "w" else name for name in names}
     assert len(set(looks.values())) == len(designs)

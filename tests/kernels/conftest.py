@@ -14,6 +14,7 @@ import torch
 from deepinfer_lab.errors import MissingDependency
 from deepinfer_lab.kernels import resources
 from deepinfer_lab.kernels.catalogue import KERNELS, SOURCES
+from deepinfer_lab.kernels.ops_catalogue import Op
 from deepinfer_lab.quant.layout import PackedWeight, pack
 
 HOST = Path(__file__).parent / "host"
@@ -36,6 +37,7 @@ NUMBERS = {
     )
 }
 UNPACK = {4: 100, 3: 101}  # requests that run one thread's unpacking
+DEQUANTISE = {"w4_dequantise": 102, "w3_dequantise": 103}
 
 
 @dataclass(frozen=True)
@@ -59,10 +61,18 @@ class HostKernels:
         answer = self._ask(header, [weight.packed, weight.scales], 32 * 65 * 2)
         return np.frombuffer(answer, np.float16).reshape(32, 65)
 
+    def launch_op(self, op: Op, grid: tuple[int], tensors: tuple[torch.Tensor, ...], units: int, group: int) -> None:
+        """Stands in for `loader.launch_op` where the kernel dequantises."""
+        *weight, out = tensors
+        assert [len(tensor) for tensor in weight] == [len(out)] * 2, "rows of weights, scales and output"
+        header = [DEQUANTISE[op.name], *grid, 1, op.threads, 1, *out.shape, group, 0, 1, int(units)]
+        answer = self._ask(header, weight, out.numel() * 2)
+        out.copy_(torch.from_numpy(np.frombuffer(answer, np.float16).copy()).view_as(out))
+
     def _ask(self, header: list[int], tensors: list[torch.Tensor], size: int) -> bytes:
         stdin, stdout = self.process.stdin, self.process.stdout
         try:
-            stdin.write(struct.pack("12i", *header, 0, 0))
+            stdin.write(struct.pack("12i", *header, *[0] * (12 - len(header))))
             for tensor in tensors:
                 stdin.write(tensor.contiguous().numpy().tobytes())
             stdin.flush()

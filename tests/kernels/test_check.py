@@ -5,12 +5,12 @@ import torch
 
 from deepinfer_lab.errors import KernelError
 from deepinfer_lab.kernels import LAUNCHERS
-from deepinfer_lab.kernels.catalogue import BLOCKS_PER_SM, KERNELS, MAX_GRID_Y, MAX_SPLITS
+from deepinfer_lab.kernels.catalogue import BLOCKS_PER_SM, KERNELS, MAX_GRID_Y, MAX_SPLITS, PRODUCTS
 from deepinfer_lab.kernels.check import check
 
 
 def arguments(name, m=1, n=5, k=64, group=32):
-    bits = KERNELS[name].bits
+    bits = PRODUCTS[name].bits
     return {
         "x": torch.zeros(m, k, dtype=torch.float16),
         "packed": torch.zeros(n, k * bits // 8, dtype=torch.uint8),

@@ -7,7 +7,7 @@ import torch
 
 from deepinfer_lab.errors import KernelError
 from deepinfer_lab.kernels import LAUNCHERS, dispatch
-from deepinfer_lab.kernels.catalogue import KERNELS
+from deepinfer_lab.kernels.catalogue import PRODUCTS
 from deepinfer_lab.kernels.dispatch import ARTICLE, FALLBACK, Row, choose, explain, load, validate
 
 
@@ -34,8 +34,9 @@ def test_the_experiments_are_never_chosen():
     assert not {row.kernel for row in ARTICLE} & {"w3_gemv_batch_tile", "w3_gemv_warp_tile"}
 
 
-def test_every_kernel_has_a_launcher():
-    assert set(LAUNCHERS) == set(KERNELS)
+def test_every_product_has_a_launcher():
+    assert set(LAUNCHERS) == set(PRODUCTS)
+    assert all(product.name == name for name, product in PRODUCTS.items())
     validate(ARTICLE, "the article's table")
 
 
@@ -57,6 +58,12 @@ def test_explanations():
     assert "cuBLAS" in explain(4, 1, 64, 128, 32, table=(Row(4, 1, None, FALLBACK),))
 
 
+def test_a_product_without_a_grid_is_explained_by_its_slices():
+    table = (Row(3, 1, None, "w3_dequantise_cublas"),)
+    assert "weight rows: 1." in explain(3, 64, 100, 3584, 128, table=table)
+    assert "cuBLAS. Slices of up to 23296 weight rows: 2." in explain(3, 64, 37888, 3584, 128, table=table)
+
+
 def rows(*entries):
     return [{"bits": b, "m_min": low, "m_max": high, "kernel": kernel} for b, low, high, kernel in entries]
 
@@ -72,10 +79,11 @@ def write(tmp_path):
 
 
 def test_a_measured_table_replaces_the_articles(write):
-    path = write(rows((4, 1, 4, "w4_gemv_batch_tile"), (4, 5, 64, "w4_tiled_gemm"), (4, 65, None, FALLBACK)), gpu="any")
+    last = [(4, 65, 128, "w4_dequantise_cublas"), (4, 129, None, FALLBACK)]
+    path = write(rows((4, 1, 4, "w4_gemv_batch_tile"), (4, 5, 64, "w4_tiled_gemm"), *last), gpu="any")
     table = load(path)
-    assert [choose(4, m, table=table) for m in (1, 4, 5, 64, 65)] == [
-        "w4_gemv_batch_tile", "w4_gemv_batch_tile", "w4_tiled_gemm", "w4_tiled_gemm", FALLBACK,
+    assert [choose(4, m, table=table) for m in (1, 4, 5, 64, 65, 129)] == [
+        "w4_gemv_batch_tile", "w4_gemv_batch_tile", "w4_tiled_gemm", "w4_tiled_gemm", "w4_dequantise_cublas", FALLBACK,
     ]  # fmt: skip
 
 
@@ -85,6 +93,8 @@ def test_a_measured_table_replaces_the_articles(write):
         ([], "no rows"),
         (rows((4, 1, None, "magic")), "unknown kernel 'magic'"),
         (rows((4, 1, None, "w3_tiled_gemm")), "takes 3-bit weights, not 4"),
+        (rows((4, 1, None, "w3_dequantise_cublas")), "takes 3-bit weights, not 4"),
+        (rows((4, 1, None, "w4_dequantise")), "unknown kernel 'w4_dequantise'"),
         (rows((4, 1, 2, "w4_gemv"), (4, 3, None, FALLBACK)), "takes M = 1 only"),
         (rows((4, 1, 8, "w4_tiled_gemm"), (4, 10, None, FALLBACK)), "expected a row from M = 9"),
         (rows((4, 1, 8, "w4_tiled_gemm"), (4, 8, None, FALLBACK)), "expected a row from M = 9"),

@@ -17,7 +17,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention, silu
 
 from deepinfer_lab.errors import MissingDependency
-from deepinfer_lab.kernels import elementwise, paged_attention, resources
+from deepinfer_lab.kernels import elementwise, merge_attention, paged_attention, resources
 from deepinfer_lab.kernels.catalogue import SOURCES
 from deepinfer_lab.kernels.compiler import ARCHS
 from deepinfer_lab.kernels.ops_catalogue import HEAD_DIMS, OPS, Op
@@ -93,7 +93,7 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HostOps]:
 @pytest.fixture
 def on_host(host: HostOps, monkeypatch: pytest.MonkeyPatch) -> None:
     """The launchers, sending their work to the CPU program."""
-    for module in (elementwise, paged_attention):
+    for module in (elementwise, merge_attention, paged_attention):
         monkeypatch.setattr(module, "launch_op", host.launch)
         monkeypatch.setattr(module, "expect", lambda *_, **__: None)  # it asks for a CUDA device
     monkeypatch.setattr(paged_attention, "_slots", lambda *_: 1000)
@@ -229,6 +229,34 @@ def test_silu_mul(on_host):
     out = elementwise.silu_mul(x, torch.full((3, 1032), torch.nan).half())
     gate, up = x.float().chunk(2, dim=1)
     assert torch.allclose(out.float(), silu(gate) * up, rtol=1e-3, atol=1e-6)
+
+
+@pytest.mark.parametrize(("splits", "empty"), [(1, ()), (4, (1,)), (3, (0, 1, 2))])
+def test_merge_attention(on_host, splits, empty):
+    """Of keys that are cut into parts: what attention over each gives, and the log of what it divided by, give it over all."""
+    tokens, heads, dim, keys = 5, 3, 40, 7
+    scores = torch.randn(splits + 1, heads, tokens, keys, dtype=torch.float64) * 3
+    values = torch.randn(splits + 1, heads, keys, dim, dtype=torch.float64)
+    used = [part for part in range(splits + 1) if part not in empty]
+    results = (scores.softmax(-1) @ values).transpose(1, 2).half().contiguous()
+    results[list(empty)] = torch.nan  # not written
+    sums = scores.logsumexp(-1).float()
+    sums[list(empty)] = torch.inf
+    out = merge_attention.merge_attention(
+        results[:-1].reshape(splits * tokens, heads, dim), sums[:-1].transpose(0, 1).reshape(heads, -1).contiguous(),
+        results[-1], sums[-1].contiguous(), torch.full((tokens, heads, dim), torch.nan).half(),
+    )  # fmt: skip
+    together = torch.cat([scores[part] for part in used], dim=-1).softmax(-1)
+    expected = together @ torch.cat([values[part] for part in used], dim=1)
+    assert (out.double() - expected.transpose(0, 1)).abs().max() < 3e-3
+
+
+def test_merging_lets_nan_through(on_host):
+    parts, last = torch.ones(2, 1, 8).half(), torch.ones(2, 1, 8).half()
+    sums = torch.tensor([[0.0, torch.nan]])
+    assert merge_attention.merge_attention(parts, sums, last, torch.zeros(1, 2)).isnan().any(-1).flatten().tolist() == [
+        False, True,
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("quantised", [False, True], ids=["f16", "i8"])

@@ -32,12 +32,12 @@ __device__ __forceinline__ float sum_over_g(float x) {
 // stats [sequences, heads, splits, 2] take each split's sum of exp2(score - max) * v, max, and sum of exp2(score - max).
 template <int D, int SIZE>
 __device__ __forceinline__ void paged_decode(const half_t* __restrict__ q, const unsigned char* __restrict__ k,
-                                             const unsigned char* __restrict__ v, const half_t* __restrict__ k_scales,
-                                             const half_t* __restrict__ v_scales, const long long* __restrict__ block_table,
-                                             const long long* __restrict__ seq_lens, half_t* __restrict__ out,
-                                             float* __restrict__ partial, float* __restrict__ stats, int heads, int kv_heads,
-                                             int block_size, unsigned reciprocal, int columns, int splits, int split_size,
-                                             float scale_log2) {
+                                             const unsigned char* __restrict__ v, const unsigned char* __restrict__ k_scales,
+                                             const unsigned char* __restrict__ v_scales,
+                                             const long long* __restrict__ block_table, const long long* __restrict__ seq_lens,
+                                             half_t* __restrict__ out, float* __restrict__ partial,
+                                             float* __restrict__ stats, int heads, int kv_heads, int block_size,
+                                             unsigned reciprocal, int columns, int splits, int split_size, float scale_log2) {
     using S = Spread<D, SIZE>;
     __shared__ float shared_max[WARPS][HEADS], shared_sum[WARPS][HEADS];
     __shared__ __align__(16) float shared_out[WARPS][HEADS][D];
@@ -49,7 +49,8 @@ __device__ __forceinline__ void paged_decode(const half_t* __restrict__ q, const
 
     const int length = static_cast<int>(seq_lens[sequence]), begin = blockIdx.x * split_size;
     if (begin >= length && splits > 1) return;  // nobody will read this split
-    const Pages pages = {block_table + sequence * columns, block_size, reciprocal, min(length, begin + split_size)};
+    const int end = min(length, begin + split_size);
+    const Pages pages = {block_table + sequence * columns, block_size, reciprocal, end - 1};
 
     unsigned q_fragment[S::STEPS][2] = {};
     if (g < my_heads) {
@@ -64,17 +65,16 @@ __device__ __forceinline__ void paged_decode(const half_t* __restrict__ q, const
     // From here on, [2] counts this lane's two heads, 2t and 2t + 1.
     float top[2] = {LOWEST, LOWEST}, sum[2] = {}, o[S::STEPS][4] = {};
     const unsigned char *k_base = k + kv_head * (D * SIZE), *v_base = v + kv_head * (D * SIZE);
-    k_scales += SIZE == 1 ? kv_head : 0, v_scales += SIZE == 1 ? kv_head : 0;
+    k_scales += SIZE == 1 ? kv_head * 2 : 0, v_scales += SIZE == 1 ? kv_head * 2 : 0;
     const int k_offset = g / 2 * 4, k_odd = g % 2, v_offset = t * 4;  // of this lane's positions within a tile
     int position = begin + warp * TILE;
     Tile<D, SIZE> tile;
-    tile.load_k(k_base, k_scales, v_scales, kv_heads, pages.slot(position + k_offset) + k_odd, position + k_offset + k_odd,
-                pages.end, t);
-    tile.load_v(v_base, kv_heads, pages.slot(position + v_offset), position + v_offset, pages.end, g);
+    tile.load_k(k_base, k_scales, v_scales, kv_heads, pages.four(position + k_offset), k_odd, t);
+    tile.load_v(v_base, kv_heads, pages.four(position + v_offset), g);
     int next = position + WARPS * TILE;
-    int k_slot = pages.slot(next + k_offset), v_slot = pages.slot(next + v_offset);
+    int2 k_four = pages.four(next + k_offset), v_four = pages.four(next + v_offset);
 
-    for (; position < pages.end; position = next, next += WARPS * TILE) {
+    for (; position < end; position = next, next += WARPS * TILE) {
         float s[4] = {};
 #pragma unroll
         for (int step = 0; step < S::STEPS; ++step) {
@@ -86,11 +86,11 @@ __device__ __forceinline__ void paged_decode(const half_t* __restrict__ q, const
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
             const float factor = SIZE == 1 ? scale_log2 * to_float(static_cast<half_t>(scales[i / 2])) : scale_log2;
-            const bool exists = position + k_offset + k_odd + i / 2 * 2 < pages.end;
+            const bool exists = position + k_offset + k_odd + i / 2 * 2 < end;
             s[i] = exists ? s[i] * factor : 2 * LOWEST;
         }
-        tile.load_k(k_base, k_scales, v_scales, kv_heads, k_slot + k_odd, next + k_offset + k_odd, pages.end, t);
-        k_slot = pages.slot(next + WARPS * TILE + k_offset);
+        tile.load_k(k_base, k_scales, v_scales, kv_heads, k_four, k_odd, t);
+        k_four = pages.four(next + WARPS * TILE + k_offset);
 
         float correction[2];
 #pragma unroll
@@ -106,20 +106,16 @@ __device__ __forceinline__ void paged_decode(const half_t* __restrict__ q, const
             for (int i = 0; i < 4; ++i) s[i] *= SCALE_UP * to_float(static_cast<half_t>(scales[i / 2] >> 16));
         }
         const unsigned b0 = transpose(half_pair(s[0], s[1])), b1 = transpose(half_pair(s[2], s[3]));
-        if (__any_sync(0xFFFFFFFFu, correction[0] != 1.0f || correction[1] != 1.0f)) {  // rare after the first tiles
-#pragma unroll
-            for (int step = 0; step < S::STEPS; ++step)
-#pragma unroll
-                for (int i = 0; i < 4; ++i) o[step][i] *= correction[i % 2];
-        }
 #pragma unroll
         for (int step = 0; step < S::STEPS; ++step) {
             unsigned a[4];
             tile.v_fragment(a, step);
+#pragma unroll
+            for (int i = 0; i < 4; ++i) o[step][i] *= correction[i % 2];
             mma(o[step], a, b0, b1);
         }
-        tile.load_v(v_base, kv_heads, v_slot, next + v_offset, pages.end, g);
-        v_slot = pages.slot(next + WARPS * TILE + v_offset);
+        tile.load_v(v_base, kv_heads, v_four, g);
+        v_four = pages.four(next + WARPS * TILE + v_offset);
     }
 
     // The four warps' results become one.
@@ -167,8 +163,8 @@ __device__ __forceinline__ void paged_decode(const half_t* __restrict__ q, const
 #endif
 #define PAGED_DECODE(NAME, D, SIZE, BLOCKS)                                                                              \
     extern "C" __global__ void __launch_bounds__(WARPS * 32, AT_LEAST(BLOCKS))                                           \
-        NAME(const half_t* q, const unsigned char* k, const unsigned char* v, const half_t* k_scales,                    \
-             const half_t* v_scales, const long long* block_table, const long long* seq_lens, half_t* out,               \
+        NAME(const half_t* q, const unsigned char* k, const unsigned char* v, const unsigned char* k_scales,             \
+             const unsigned char* v_scales, const long long* block_table, const long long* seq_lens, half_t* out,        \
              float* partial, float* stats, int heads, int kv_heads, int block_size, unsigned reciprocal, int columns,    \
              int splits, int split_size, float scale_log2) {                                                             \
         paged_decode<D, SIZE>(q, k, v, k_scales, v_scales, block_table, seq_lens, out, partial, stats, heads, kv_heads,  \

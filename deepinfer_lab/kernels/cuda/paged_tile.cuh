@@ -60,15 +60,20 @@ struct Pages {
     const long long* table;  // block of each block_size positions
     int block_size;
     unsigned reciprocal;  // ceil(2^32 / block_size), for positions below 2^32 / block_size
-    int end;              // positions from here on are not read
+    int last;             // positions beyond it are not read, nor is anything before position 0
 
-    // The slot of a position, whose three neighbours up to the next multiple of 4 follow it. Beyond the end: any.
-    __device__ __forceinline__ int slot(int position) const {
-        if (position >= end) return 0;
+    // Four neighbours from a position that 4 divides: the slot of the first, and how many of the others exist. Beyond the last
+    // position it is the last four once more: their scores are masked, and a finite number times 0 is 0.
+    __device__ __forceinline__ int2 four(int position) const {
+        position = max(min(position, last & ~3), 0);
         const int block = __umulhi(position, reciprocal);
-        return static_cast<int>(table[block]) * block_size + (position - block * block_size);
+        return {static_cast<int>(table[block]) * block_size + (position - block * block_size), max(last - position, 0)};
     }
 };
+
+__device__ __forceinline__ const unsigned char* row_of(const unsigned char* base, int slot, unsigned stride) {
+    return base + static_cast<unsigned long long>(static_cast<unsigned>(slot)) * stride;  // one instruction
+}
 
 // Tile in registers: K of two positions and V of four, as loaded, and what int8 is to be multiplied with.
 template <int D, int SIZE>
@@ -77,39 +82,31 @@ struct Tile {
     unsigned k[2][S::K_WORDS], v[4][S::V_WORDS];
     unsigned scales[2];  // of the two positions of K, which are those of the lane's scores: K's scale, and V's above it
 
-    // Positions `position` and `position + 2`, at `slot` and `slot + 2`. Positions that do not exist are zero.
-    __device__ __forceinline__ void load_k(const unsigned char* base, const half_t* k_scales, const half_t* v_scales,
-                                           int kv_heads, int slot, int position, int end, int t) {
+    // The first and third of four neighbours, or the second and fourth where `odd` is 1.
+    __device__ __forceinline__ void load_k(const unsigned char* base, const unsigned char* k_scales,
+                                           const unsigned char* v_scales, int kv_heads, int2 four, int odd, int t) {
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-            const bool exists = position + 2 * i < end;
-            const long long row = static_cast<long long>(slot + 2 * i) * kv_heads;
+            const int slot = four.x + min(odd + 2 * i, four.y);
+            const unsigned char* row = row_of(base, slot, kv_heads * (D * SIZE));
 #pragma unroll
-            for (int j = 0; j < S::K_LOADS; ++j) {
-                unsigned* words = &k[i][j * words_of(S::K_BYTES)];
-#pragma unroll
-                for (int w = 0; w < words_of(S::K_BYTES); ++w) words[w] = 0;
-                if (exists) load<S::K_BYTES>(words, base + row * (D * SIZE) + (j * 4 + t) * S::K_BYTES);
-            }
+            for (int j = 0; j < S::K_LOADS; ++j)
+                load<S::K_BYTES>(&k[i][j * words_of(S::K_BYTES)], row + (j * 4 + t) * S::K_BYTES);
             if constexpr (SIZE == 1) {
-                scales[i] = exists ? k_scales[row] | static_cast<unsigned>(v_scales[row]) << 16 : 0;
+                const unsigned k_scale = *reinterpret_cast<const half_t*>(row_of(k_scales, slot, kv_heads * 2));
+                const unsigned v_scale = *reinterpret_cast<const half_t*>(row_of(v_scales, slot, kv_heads * 2));
+                scales[i] = k_scale | v_scale << 16;
             }
         }
     }
 
-    // Positions `position` to `position + 3`, at slots in a row.
-    __device__ __forceinline__ void load_v(const unsigned char* base, int kv_heads, int slot, int position, int end, int g) {
+    __device__ __forceinline__ void load_v(const unsigned char* base, int kv_heads, int2 four, int g) {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-            const bool exists = position + i < end;
-            const long long row = static_cast<long long>(slot + i) * kv_heads;
+            const unsigned char* row = row_of(base, four.x + min(i, four.y), kv_heads * (D * SIZE));
 #pragma unroll
-            for (int j = 0; j < S::V_LOADS; ++j) {
-                unsigned* words = &v[i][j * words_of(S::V_BYTES)];
-#pragma unroll
-                for (int w = 0; w < words_of(S::V_BYTES); ++w) words[w] = 0;
-                if (exists) load<S::V_BYTES>(words, base + row * (D * SIZE) + (j * 8 + g) * S::V_BYTES);
-            }
+            for (int j = 0; j < S::V_LOADS; ++j)
+                load<S::V_BYTES>(&v[i][j * words_of(S::V_BYTES)], row + (j * 8 + g) * S::V_BYTES);
         }
     }
 

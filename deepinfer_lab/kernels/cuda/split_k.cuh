@@ -1,5 +1,5 @@
-// The tiled GEMM with K split over gridDim.z: 2,048 outputs are 32 blocks of 64, which leaves three quarters of a large card idle.
-// Each block adds up its part of K in fp32; a second launch adds the parts, always in the same order.
+// The tiled GEMM with K split over gridDim.z: 2,048 outputs are 32 blocks of 64, which leaves three quarters of a large card
+// idle. Each block adds up its part of K in fp32; a second launch adds the parts, always in the same order.
 #pragma once
 #include "tiled_gemm.cuh"
 

@@ -2,9 +2,9 @@
 // walks along K in steps of 32; no more than one 32 x 64 tile of weights ever exists in fp16.
 //
 // A thread owns 2 rows x 4 columns: for every k it meets 2 + 4 shared values in 8 FMAs, in fp32. `Unpack` is all that
-// distinguishes W4 from W3: `fetch` reads a thread's packed bytes of a tile into registers, `store` unpacks them to shared_b. The
-// next tile's bytes are fetched while the present one is multiplied, so that nobody waits for memory with idle arithmetic. The
-// 65th column of shared_b staggers the banks that unpacking writes to.
+// distinguishes W4 from W3: `fetch` reads a thread's packed bytes of a tile into registers, `store` unpacks them to shared_b.
+// The next tile's bytes are fetched while the present one is multiplied, so that arithmetic does not wait for memory. The 65th
+// column of shared_b staggers the banks that unpacking writes to.
 #pragma once
 #include "unpack.cuh"
 

@@ -1,5 +1,5 @@
-// How 3-bit weights get into shared_b (article, 2.4): a warp fills eight weight rows at once. lane >> 2 chooses the row, lane & 3
-// one of the four 8-value units of its 32 values; eight warps fill all 64 rows in one pass, three bytes to a lane.
+// How 3-bit weights get into shared_b (article, 2.4): a warp fills eight weight rows at once. lane >> 2 chooses the row,
+// lane & 3 one of the four 8-value units of its 32 values; eight warps fill all 64 rows in one pass, three bytes to a lane.
 #pragma once
 #include "tiled_gemm.cuh"
 

@@ -1,5 +1,5 @@
-// How 4-bit weights get into shared_b (article, 2.3): a warp fills two weight rows at a time. Lanes 0-15 read the 16 bytes of the
-// first row's 32 values, lanes 16-31 those of the second, and each lane writes its two values, even k and odd k.
+// How 4-bit weights get into shared_b (article, 2.3): a warp fills two weight rows at a time. Lanes 0-15 read the 16 bytes of
+// the first row's 32 values, lanes 16-31 those of the second, and each lane writes its two values, even k and odd k.
 #pragma once
 #include "tiled_gemm.cuh"
 

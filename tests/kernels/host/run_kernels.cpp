@@ -1,17 +1,20 @@
 // All kernels in one CPU program. Requests come from standard input and answers go to standard output, both binary, until the
 // input ends. Buffers are heap blocks of exactly the right size, so that an address sanitizer catches any access past them.
 //
-// Request: 12 ints (kernel, grid_x, grid_y, threads, m, n, k, group, has_bias, splits of K, 2 reserved), then x, packed, scales, bias if any.
+// Request: 12 ints (kernel, grid_x, grid_y, threads, m, n, k, group, has_bias, splits of K, units, reserved), then x, packed, scales, bias if any.
 // Answer:  out, fp16 [m, n].  Kernels 100 and 101 answer instead with shared_b after thread `m` alone unpacked at (0, 0).
+// Kernels 102 and 103 take no x and dequantise `units` eights of values: they answer with fp16 [n, k].
 #include <cstdio>
 #include <cstdlib>
 
+#include "w3_dequantise.cu"
 #include "w3_gemv.cu"
 #include "w3_gemv_batch_tile.cu"
 #include "w3_gemv_grid_y.cu"
 #include "w3_gemv_warp_tile.cu"
 #include "w3_tiled_gemm.cu"
 #include "w3_tiled_gemm_split_k.cu"
+#include "w4_dequantise.cu"
 #include "w4_gemv.cu"
 #include "w4_gemv_batch_tile.cu"
 #include "w4_tiled_gemm.cu"
@@ -31,12 +34,19 @@ int main() {
     int h[12];
     while (std::fread(h, sizeof h, 1, stdin) == 1) {
         const int kernel = h[0], m = h[4], n = h[5], k = h[6], group = h[7];
-        const bool traced = kernel >= 100;
-        const int bits = kernel == 100 || kernel == 0 || kernel == 2 || kernel == 6 || kernel == 8 ? 4 : 3;
-        const auto x = read<half_t>(traced ? 0 : static_cast<size_t>(m) * k);
+        const int bits = kernel % 2 == 0 && kernel != 4 ? 4 : 3;
+        const auto x = read<half_t>(kernel >= 100 ? 0 : static_cast<size_t>(m) * k);
         const auto packed = read<unsigned char>(static_cast<size_t>(n) * k * bits / 8);
         const auto scales = read<half_t>(static_cast<size_t>(n) * (k / group));
-        if (traced) {
+        if (kernel >= 102) {
+            const size_t count = static_cast<size_t>(n) * k;
+            const auto out = std::make_unique<half_t[]>(count);
+            for (size_t i = 0; i < count; ++i) out[i] = 0x7FFF;
+            launch({h[1]}, h[3], [&] {
+                (kernel == 102 ? w4_dequantise : w3_dequantise)(packed.get(), scales.get(), out.get(), h[10], group);
+            });
+            std::fwrite(out.get(), sizeof(half_t), count, stdout);
+        } else if (kernel >= 100) {
             half_t shared_b[BK][B_STRIDE];
             for (auto& row : shared_b)
                 for (auto& cell : row) cell = 0x7FFF;

@@ -18,6 +18,7 @@
 #include "rope_write_i8.cu"
 #include "argmax_f16.cu"
 #include "argmax_f32.cu"
+#include "merge_attention.cu"
 
 struct Buffer {
     long long bytes = -1;
@@ -59,6 +60,7 @@ int main() {
                 case 12: silu_mul(b[0], b[1], n[0]); break;
                 case 13: argmax_f16(b[0], b[1], n[0]); break;
                 case 14: argmax_f32(b[0], b[1], n[0]); break;
+                case 15: merge_attention(b[0], b[1], b[2], b[3], b[4], n[0], n[1], n[2], n[3]); break;
                 default: decode[h[0]](b[0], b[1], b[2], b[3], b[4], b[5], b[6], b[7], b[8], b[9], n[0], n[1], n[2],
                                       static_cast<unsigned>(f[3]), n[4], n[5], n[6], f[7]);
             }

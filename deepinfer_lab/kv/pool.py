@@ -52,11 +52,18 @@ class KVPool:
 
     A token's *slot* is block * block_size + offset. A model forward writes new tokens with `write` and reads whole
     sequences, block by block, with `gather`. The pool knows nothing of who owns a block.
+
+    Args:
+        scratch: one block more, number `num_blocks`, that nobody owns: rows that only pad a batch write there.
     """
 
-    def __init__(self, shape: KVShape, num_blocks: int, block_size: int, device: torch.device) -> None:
+    def __init__(
+        self, shape: KVShape, num_blocks: int, block_size: int, device: torch.device, *, scratch: bool = False
+    ) -> None:
         self.shape, self.num_blocks, self.block_size = shape, num_blocks, block_size
-        vectors = (shape.num_layers, num_blocks * block_size, shape.num_kv_heads)
+        self.scratch = num_blocks if scratch else None
+        self._all_blocks = num_blocks + scratch
+        vectors = (shape.num_layers, self._all_blocks * block_size, shape.num_kv_heads)
 
         # Zeros, not garbage: padded slots are masked out of attention, but 0 * NaN would still be NaN.
         def values() -> torch.Tensor:
@@ -68,19 +75,21 @@ class KVPool:
         self._k, self._v, self._k_scale, self._v_scale = values(), values(), scales(), scales()
 
     @classmethod
-    def within(cls, budget_bytes: int, shape: KVShape, block_size: int, device: torch.device) -> "KVPool":
-        """The largest pool that stays within a budget.
+    def within(
+        cls, budget_bytes: int, shape: KVShape, block_size: int, device: torch.device, *, scratch: bool = False
+    ) -> "KVPool":
+        """The largest pool that stays within a budget, scratch block included.
 
         Raises:
             SettingError: the budget does not hold a single block.
         """
-        num_blocks = budget_bytes // (shape.bytes_per_token * block_size)
+        num_blocks = budget_bytes // (shape.bytes_per_token * block_size) - scratch
         if num_blocks < 1:
             raise SettingError(
                 f"KV budget of {budget_bytes:,} bytes: one block of {block_size} tokens takes "
-                f"{shape.bytes_per_token * block_size:,} bytes"
+                f"{shape.bytes_per_token * block_size:,} bytes" + (", and one is for padding" if scratch else "")
             )
-        return cls(shape, num_blocks, block_size, device)
+        return cls(shape, num_blocks, block_size, device, scratch=scratch)
 
     @property
     def nbytes(self) -> int:
@@ -96,7 +105,7 @@ class KVPool:
         """Zero blocks that change hands: a request that overflowed leaves NaN, which masks do not stop (0 * NaN)."""
         index = torch.tensor(blocks, dtype=torch.int64, device=self._k.device)
         for tensor in self._tensors():
-            tensor.view(tensor.shape[0], self.num_blocks, -1).index_fill_(1, index, 0)
+            tensor.view(tensor.shape[0], self._all_blocks, -1).index_fill_(1, index, 0)
 
     def write(self, layer: int, slots: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
         """Store k and v [T, kv_heads, head_dim] at slots [T]."""
@@ -116,7 +125,7 @@ class KVPool:
         flat = block_table.flatten()
 
         def rows_of(tensor: torch.Tensor) -> torch.Tensor:
-            blocks = tensor.view(self.num_blocks, -1).index_select(0, flat)
+            blocks = tensor.view(self._all_blocks, -1).index_select(0, flat)
             return blocks.view(rows, columns * self.block_size, *tensor.shape[1:])
 
         def read(values: torch.Tensor, scales: torch.Tensor | None) -> torch.Tensor:

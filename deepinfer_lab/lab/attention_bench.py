@@ -2,7 +2,7 @@
 
 Times are of CUDA graph replays (`kernel_timing.graph_cold`): successive launches read distinct layers of one cache, which
 together exceed four times the L2. GB/s counts K, V and scales of the tokens attended, once. `sdpa` is torch's attention on
-views gathered beforehand, as if gathering were free; `gather, sdpa` gathers too, as `model.attention.TorchAttention` does.
+views gathered beforehand, as if gathering were free; `gather, sdpa` gathers too, as `model.attention` does.
 """
 
 import sys

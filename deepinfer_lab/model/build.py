@@ -6,7 +6,9 @@ import torch
 
 from deepinfer_lab.errors import QuantisationError
 from deepinfer_lab.kernels import dispatch
+from deepinfer_lab.model import invariance
 from deepinfer_lab.model.decoder import Block, Decoder, Linear
+from deepinfer_lab.model.ops import CudaOps
 from deepinfer_lab.model.source import ATTENTION_IN, ATTENTION_OUT, MLP_IN, MLP_OUT, PackedSource, WeightSource
 from deepinfer_lab.progress import bar
 from deepinfer_lab.quant import rtn
@@ -30,6 +32,7 @@ def build_decoder(
     device: torch.device,
     dtype: torch.dtype,
     table: Sequence[dispatch.Row] = dispatch.ARTICLE,
+    batch_invariant: bool = False,
 ) -> Decoder:
     """Build a decoder, one block at a time, so that the peak is the result plus one dense layer.
 
@@ -39,24 +42,43 @@ def build_decoder(
         group: values of K that share a scale, where the plan quantises.
         device, dtype: where the model runs and what it computes in.
         table: which kernel multiplies how many rows with a quantised layer on a GPU.
+        batch_invariant: on a GPU, build it as `model.invariance` says, and `table` counts for nothing. On a CPU, nothing
+            changes: chunks and batches of other sizes give logits that differ by rounding, about 1e-4 for SmolLM2-135M, and the
+            decoder does not call itself batch-invariant.
 
     Raises:
         CheckpointError, QuantisationError: as the source and the quantiser do.
+        SettingError: `batch_invariant` on a GPU, for what this model, dtype or card cannot do.
     """
+    invariant = batch_invariant and device.type != "cpu"
+    if invariant:
+        invariance.require(source.config, device, dtype)
+    settings = {"device": device, "dtype": dtype, "batch_invariant": invariant}
     blocks = [
-        build_block(source, plan, index, group=group, device=device, dtype=dtype, table=table)
+        build_block(source, plan, index, group=group, table=table, **settings)
         for index in bar(range(source.config.num_layers), desc=f"loading {source.name}", unit="layer")
     ]
-    return build_outside(source, blocks, device=device, dtype=dtype)
+    return build_outside(source, blocks, **settings)
 
 
 def build_outside(
-    source: WeightSource, blocks: Sequence[Block] = (), *, device: torch.device, dtype: torch.dtype
+    source: WeightSource,
+    blocks: Sequence[Block] = (),
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
+    batch_invariant: bool = False,
 ) -> Decoder:
-    """A decoder of given blocks: embedding, final norm and output head come from the source."""
+    """A decoder of given blocks: embedding, final norm and output head come from the source.
+
+    batch_invariant: on a GPU only, and for blocks that were built so.
+    """
     embed, norm = (source.tensor(f"model.{name}.weight").to(device, dtype) for name in ("embed_tokens", "norm"))
     head = embed if source.config.tied_embeddings else source.tensor("lm_head.weight").to(device, dtype)
-    return Decoder(source.config, embed, list(blocks), norm, DenseLinear(head))
+    if not batch_invariant:
+        return Decoder(source.config, embed, list(blocks), norm, DenseLinear(head))
+    lm_head, ops = DenseLinear(head, fixed_rows=invariance.FIXED_ROWS), CudaOps(invariance.FIXED_SPLIT)
+    return Decoder(source.config, embed, list(blocks), norm, lm_head, ops, batch_invariant=True)
 
 
 def build_block(
@@ -68,9 +90,12 @@ def build_block(
     device: torch.device,
     dtype: torch.dtype,
     table: Sequence[dispatch.Row] = dispatch.ARTICLE,
+    batch_invariant: bool = False,
 ) -> Block:
-    """One block; arguments and errors as `build_decoder`."""
+    """One block; arguments and errors as `build_decoder`, but `batch_invariant` on a GPU only."""
     config, prefix = source.config, f"model.layers.{index}"
+    table = invariance.TABLE if batch_invariant else table
+    fixed_rows = invariance.FIXED_ROWS if batch_invariant else None
 
     def dense(name: str) -> torch.Tensor:
         return source.tensor(f"{prefix}.{name}").to(device, dtype)
@@ -86,7 +111,7 @@ def build_block(
             )
         (bits,) = asked
         if bits is None:
-            return DenseLinear(torch.cat([dense(f"{name}.weight") for name in names]), bias)
+            return DenseLinear(torch.cat([dense(f"{name}.weight") for name in names]), bias, fixed_rows)
         packed = concatenate([packed_weight(source, layer, bits, group) for layer in layers])
         return QuantLinear(packed.to(device), bias, table)
 

@@ -40,6 +40,7 @@ class Decoder:
         norm: final norm [hidden].
         lm_head: hidden -> vocab.
         ops: what runs between the linear layers; None: what `ops_for` finds fit.
+        batch_invariant: whether all of these give a token the same bits in any batch (`model.invariance`).
     """
 
     def __init__(
@@ -50,8 +51,9 @@ class Decoder:
         norm: torch.Tensor,
         lm_head: Linear,
         ops: Ops | None = None,
+        batch_invariant: bool = False,
     ) -> None:
-        self.config = config
+        self.config, self.batch_invariant = config, batch_invariant
         self._embed, self._blocks, self._norm, self._lm_head = embed, blocks, norm, lm_head
         self._rope = Rope(config, embed.device, embed.dtype)
         self._ops = ops or ops_for(config, embed.device, embed.dtype)
@@ -101,7 +103,9 @@ class Decoder:
             delta = block.down(ops.silu_mul(block.gate_up(normed)))
             if layer + 1 < len(self._blocks):
                 x, normed = ops.add_norm(x, delta, self._blocks[layer + 1].input_norm, eps)
-        _, last = ops.add_norm(x[step.logits_index], delta[step.logits_index], self._norm, eps)
+        if len(step.logits_index) < len(x):  # otherwise all rows are wanted, and they are in order
+            x, delta = x[step.logits_index], delta[step.logits_index]
+        _, last = ops.add_norm(x, delta, self._norm, eps)
         return self._lm_head(last).float()
 
     def pass_block(self, block: Block, x: torch.Tensor, step: StepInput, kv: KVPool) -> torch.Tensor:

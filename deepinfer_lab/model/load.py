@@ -72,6 +72,7 @@ def load_model(
     device: str | None = None,
     dispatch: str | Path | None = None,
     method: str = "rtn",
+    batch_invariant: bool = False,
 ) -> LoadedModel:
     """Load a model and quantise it.
 
@@ -84,19 +85,28 @@ def load_model(
         method: how to quantise, one of `quant.methods.METHODS`. All but rtn read calibration texts first, which takes a
             minute for the smallest models: `deepinfer-lab quantise` keeps the result.
         dispatch: a dispatch.json that says which kernel takes how many rows on a GPU; the article's choice by default.
+        batch_invariant: on a GPU, a token's logits are the same bits in any batch and at any chunking of its prompt, at a price
+            (`model.invariance`). On a CPU it changes nothing, and they are the same but for rounding (`build_decoder`).
 
     Raises:
-        SettingError: unknown bits, method or device; a method that needs texts, for a model without a tokenizer.
+        SettingError: unknown bits, method or device; a method that needs texts, for a model without a tokenizer;
+            `batch_invariant` beside `dispatch`, or on a GPU that cannot run this model so.
         KernelError: `dispatch` is no dispatch table, or has no row for these bits.
         ModelNotFound, CheckpointError, UnsupportedArchitecture, DownloadError, QuantisationError: as their docstrings say.
     """
     plan, where = plan_named(bits) if isinstance(bits, str) else bits, pick_device(device)
     check_method(method)
+    if batch_invariant and dispatch is not None:
+        raise SettingError(
+            f"dispatch {dispatch}: batch_invariant takes one kernel for any number of rows; leave one of the two out"
+        )
     table = dispatch_tables.ARTICLE if dispatch is None else dispatch_tables.load(dispatch)
     source = open_source(spec)
     if needs_activations(method) and plan is not PLANS["none"]:
         layers = quantise_layers(source, plan, group=group, method=method, device=where)
         source = PackedModel(source, dict(layers))
     dtype = torch.float16 if where.type == "cuda" else torch.float32
-    decoder = build_decoder(source, plan, group=group, device=where, dtype=dtype, table=table)
+    decoder = build_decoder(
+        source, plan, group=group, device=where, dtype=dtype, table=table, batch_invariant=batch_invariant
+    )
     return LoadedModel(source.name, decoder, source.tokenizer, plan.name, group)

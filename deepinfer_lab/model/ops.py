@@ -1,5 +1,6 @@
 """The operations between a decoder's linear layers, in two implementations: plain torch, and fused CUDA kernels."""
 
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -11,10 +12,21 @@ from deepinfer_lab.kernels.compiler import load_nvrtc
 from deepinfer_lab.kernels.ops_catalogue import MIN_CAPABILITY
 from deepinfer_lab.kernels.paged_attention import paged_decode, supports
 from deepinfer_lab.kv.pool import KVPool
-from deepinfer_lab.model.attention import TorchAttention, is_decode
+from deepinfer_lab.model.attention import (
+    Attention,
+    FlashChunk,
+    MaskedChunk,
+    MaskedRows,
+    Run,
+    flash_takes,
+    torch_attention,
+)
 from deepinfer_lab.model.config import ModelConfig
 from deepinfer_lab.model.rope import Rope, rotate
 from deepinfer_lab.model.step_input import StepInput
+
+# Queries of one launch where splits are fixed. They bound its workspace: 64 MiB with 16 heads of 128 at a context of 8,192.
+FIXED_SPLIT_QUERIES = 256
 
 
 class StepOps(Protocol):
@@ -77,7 +89,7 @@ class TorchStep:
     def __init__(self, step: StepInput, kv: KVPool, rope: Rope) -> None:
         self._slots, self._kv = step.slot_mapping, kv
         self._angles = rope.at(step.positions)
-        self._attention = TorchAttention(step, kv)
+        self._attention = torch_attention(step, kv)
 
     def rotate_and_write(self, layer: int, qk: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         kv_heads = v.shape[1]
@@ -93,8 +105,8 @@ class CudaOps:
     """float16 on one CUDA device. Sums are in float32, and what is fused is rounded once where torch rounds in between.
 
     Args:
-        fixed_split: positions of an attention split, so that a sequence's attention does not depend on its batch
-            (`kernels.paged_attention`). None: as fits the batch and the card.
+        fixed_split: positions of an attention split (`kernels.paged_attention`). A token's attention is then the same bits in
+            any batch, and in a prompt chunk as in a decode step. None: as fits the batch and the card.
     """
 
     def __init__(self, fixed_split: int | None = None) -> None:
@@ -116,12 +128,19 @@ class CudaOps:
 
 
 class CudaStep:
-    """Decode steps go to the paged kernel. A step with a prompt chunk goes to torch: its queries share one read of K and V."""
+    """New tokens by themselves go to the paged kernel. Those of a prompt chunk go to torch: they share one read of K and V.
+
+    With fixed splits all go to the paged kernel, each as a sequence of its own that ends with it.
+    """
 
     def __init__(self, step: StepInput, kv: KVPool, rope: Rope, fixed_split: int | None) -> None:
-        self._step, self._kv, self._rope, self._fixed_split = step, kv, rope, fixed_split
-        decode = is_decode(step) and supports(kv.shape.head_dim, kv.block_size)
-        self._attention = None if decode else TorchAttention(step, kv)
+        self._step, self._kv, self._rope = step, kv, rope
+        paged = partial(PagedTokens, fixed_split=fixed_split)
+        chunk = rows = paged
+        if fixed_split is None:
+            chunk = FlashChunk if flash_takes(kv, step.positions.device) else MaskedChunk
+            rows = paged if supports(kv.shape.head_dim, kv.block_size) else MaskedRows
+        self._attention = Attention(step, kv, chunk, rows)
 
     def rotate_and_write(self, layer: int, qk: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         memory, kv_heads = self._kv.layer(layer), v.shape[1]
@@ -132,32 +151,55 @@ class CudaStep:
         )  # fmt: skip
 
     def attend(self, layer: int, q: torch.Tensor) -> torch.Tensor:
-        if self._attention is not None:
-            return self._attention(layer, q)
-        memory, table, block_size = self._kv.layer(layer), self._step.block_table, self._kv.block_size
+        return self._attention(layer, q)
+
+
+class PagedTokens:
+    """A run's tokens, each as a sequence that ends with it, through `kernels.paged_attention`."""
+
+    def __init__(self, run: Run, kv: KVPool, fixed_split: int | None) -> None:
+        self._kv, self._fixed_split = kv, fixed_split
+        self._table, self._lengths = run.step.block_table[run.sequences], run.step.positions[run.tokens] + 1
+        self._table = self._table.repeat(len(self._lengths) // len(self._table), 1)
+        self._at_once = len(self._lengths) if fixed_split is None else FIXED_SPLIT_QUERIES
+
+    def __call__(self, layer: int, q: torch.Tensor) -> torch.Tensor:
+        memory, block_size = self._kv.layer(layer), self._kv.block_size
         # By the table's width, not by the longest sequence: a captured graph then holds for all that the table can name.
-        out = paged_decode(
-            q, memory.k, memory.v, table, self._step.seq_lens, block_size=block_size,
-            max_context=table.shape[1] * block_size, k_scale=memory.k_scale, v_scale=memory.v_scale,
-            fixed_split=self._fixed_split,
-        )  # fmt: skip
-        return out.flatten(1)
+        context = self._table.shape[1] * block_size
+        pieces = [x.split(self._at_once) for x in (q, self._table, self._lengths)]
+        parts = [
+            paged_decode(
+                queries, memory.k, memory.v, table, lengths, block_size=block_size, max_context=context,
+                k_scale=memory.k_scale, v_scale=memory.v_scale, fixed_split=self._fixed_split,
+            )
+            for queries, table, lengths in zip(*pieces, strict=True)
+        ]  # fmt: skip
+        return (parts[0] if len(parts) == 1 else torch.cat(parts)).flatten(1)
 
 
 def ops_for(config: ModelConfig, device: torch.device, dtype: torch.dtype) -> Ops:
     """CUDA kernels where the model, the card and what is installed allow it, otherwise torch."""
-    fits = (
-        device.type == "cuda"
-        and dtype == torch.float16
-        and config.hidden_size % elementwise.VECTOR == 0
-        and config.intermediate_size % elementwise.VECTOR == 0
-        and config.head_dim <= elementwise.MAX_HEAD_DIM
-        and torch.cuda.get_device_capability(device) >= MIN_CAPABILITY
-    )
-    if not fits:
-        return TorchOps()
+    return CudaOps() if obstacle(config, device, dtype) is None else TorchOps()
+
+
+def obstacle(config: ModelConfig, device: torch.device, dtype: torch.dtype) -> str | None:
+    """Why `CudaOps` cannot run this model here, and what it would take; None where it can."""
+    if device.type != "cuda":
+        return f"device '{device}', must be a CUDA GPU"
+    if dtype != torch.float16:
+        return f"{dtype}, must be torch.float16"
+    for name in ("hidden_size", "intermediate_size"):
+        if getattr(config, name) % elementwise.VECTOR:
+            return f"{name} = {getattr(config, name)}, must be a multiple of {elementwise.VECTOR}"
+    if config.head_dim > elementwise.MAX_HEAD_DIM:
+        return f"head_dim = {config.head_dim}, must be at most {elementwise.MAX_HEAD_DIM}"
+    capability = torch.cuda.get_device_capability(device)
+    if capability < MIN_CAPABILITY:
+        found, least = (".".join(map(str, pair)) for pair in (capability, MIN_CAPABILITY))
+        return f"compute capability {found}, must be {least} or higher"
     try:
         load_nvrtc()
-    except MissingDependency:
-        return TorchOps()
-    return CudaOps()
+    except MissingDependency as error:
+        return str(error)
+    return None

@@ -29,11 +29,17 @@ class DenseLinear:
     """A linear layer with a dense weight [N, K] and an optional bias [N].
 
     `nbytes` is what the weight takes as stored, `read_bytes` what one product must read of it.
+
+    Args:
+        fixed_rows: multiply exactly so many rows at a time, the last of them padded with zeros. cuBLAS chooses its kernel, and
+            with it the order of a sum, by shape; where it sees one shape only, a row's result depends neither on how many
+            there are nor on its place among them. NVIDIA does not promise this: `tests/gpu/` checks it. None: all at once.
     """
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None, fixed_rows: int | None = None) -> None:
         self.n, self.k = weight.shape
         self.bias = bias
+        self._fixed_rows = fixed_rows
         self.nbytes = self.read_bytes = weight.nbytes
         packed = _prepacked(weight)
         self._is_prepacked = packed is not None
@@ -41,6 +47,16 @@ class DenseLinear:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x: [M, K] -> [M, N]."""
+        if self._fixed_rows is None:
+            return self._product(x)
+        rows, tile = x.shape[0], self._fixed_rows
+        # A copy even where nothing is padded: cuBLAS also looks at strides and alignment.
+        padded = x.new_zeros(-(-rows // tile) * tile, self.k)
+        padded[:rows] = x
+        parts = [self._product(part) for part in padded.split(tile)]
+        return (parts[0] if len(parts) == 1 else torch.cat(parts))[:rows]
+
+    def _product(self, x: torch.Tensor) -> torch.Tensor:
         if self._is_prepacked:
             return torch.ops.mkldnn._linear_pointwise(x, self._weight, self.bias, "none", [], "")
         return functional.linear(x, self._weight, self.bias)

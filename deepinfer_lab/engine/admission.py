@@ -26,7 +26,9 @@ def check(request: Request, *, vocab_size: int, max_context: int, pool_tokens: i
 
     if prompt == 0:
         raise EmptyPrompt(f"request {request.id}: the prompt holds no tokens; at least 1 is needed")
-    stray = [token for token in request.prompt if not isinstance(token, Integral) or not 0 <= token < vocab_size]
+    stray = []
+    if not set(map(type, request.prompt)) <= {int} or min(request.prompt) < 0 or max(request.prompt) >= vocab_size:
+        stray = [token for token in request.prompt if not isinstance(token, Integral) or not 0 <= token < vocab_size]
     if stray:
         raise InvalidToken(
             f"request {request.id}: token id {stray[0]!r}; allowed are the integers 0 to {vocab_size - 1}"

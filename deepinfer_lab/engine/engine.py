@@ -14,15 +14,18 @@ import torch
 
 from deepinfer_lab.engine import admission
 from deepinfer_lab.engine.config import EngineConfig
+from deepinfer_lab.engine.cuda_lane import cuda_lanes
 from deepinfer_lab.engine.event import Event, TokenEvent
 from deepinfer_lab.engine.event_log import EventLog
 from deepinfer_lab.engine.handle import Completion, RequestHandle
 from deepinfer_lab.engine.handles import Handles
+from deepinfer_lab.engine.lane import HostLane, Lane
 from deepinfer_lab.engine.openmp import release_thread_pool
-from deepinfer_lab.engine.policy import policy_named
+from deepinfer_lab.engine.planner import Limits
+from deepinfer_lab.engine.policy import Policy, policy_named
 from deepinfer_lab.engine.request import Request
 from deepinfer_lab.engine.sampling import SamplingParams
-from deepinfer_lab.engine.scheduler import Limits, Scheduler
+from deepinfer_lab.engine.scheduler import Scheduler
 from deepinfer_lab.engine.stop_text import StopText
 from deepinfer_lab.errors import AdmissionError, SettingError
 from deepinfer_lab.kv.pool import KVPool
@@ -57,15 +60,21 @@ class Engine:
         self.model, self.tokenizer = model, tokenizer
         mib = self.config.kv_cache_mib or (4096 if model.device.type == "cuda" else 512)
         shape = dataclasses.replace(model.kv_shape, quantised=self.config.kv_dtype == "int8")
-        self.kv = KVPool.within(mib * MIB, shape, self.config.block_size, model.device)
+        self._max_context = min(model.config.max_context, self.config.max_context or model.config.max_context)
+        on_gpu = model.device.type == "cuda"
+        self.kv = KVPool.within(mib * MIB, shape, self.config.block_size, model.device, scratch=on_gpu)
+        policy = self.config.policy
+        if isinstance(policy, str):
+            policy = policy_named(policy, self.config.itl_target_ms)
         self._scheduler = Scheduler(
             model,
             self.kv,
-            policy_named(self.config.policy),
+            policy if on_gpu else policy.on_one_lane(),
             tokenizer.eos_ids if tokenizer else frozenset(),
             Limits(self.config.chunk_tokens, self.config.max_batch, self.config.max_in_flight),
             prefix_cache=self.config.prefix_cache,
             stream=tokenizer.stream if tokenizer else None,
+            lane=self._cuda_lane(policy) if on_gpu else HostLane,
         )
         self._log = EventLog(self.config.event_log) if self.config.event_log else None
         self._handles = Handles([each for each in (self._log and self._log.add, listener) if each])
@@ -87,11 +96,20 @@ class Engine:
         group: int = 64,
         device: str | None = None,
         dispatch: str | Path | None = None,
+        batch_invariant: bool = False,
         config: EngineConfig | None = None,
         listener: Callable[[Event], None] | None = None,
     ) -> "Engine":
         """Load a model and start an engine on it. For the arguments before `config` see `load_model`."""
-        loaded = load_model(model, bits=bits, method=method, group=group, device=device, dispatch=dispatch)
+        loaded = load_model(
+            model,
+            bits=bits,
+            method=method,
+            group=group,
+            device=device,
+            dispatch=dispatch,
+            batch_invariant=batch_invariant,
+        )
         return cls(loaded.decoder, loaded.tokenizer, config, listener)
 
     def submit(
@@ -116,14 +134,14 @@ class Engine:
             self._require_tokenizer()
         request = Request(
             request_id if request_id is not None else self._handles.new_id(),
-            tuple(self._encode(prompt) if isinstance(prompt, str) else map(_plain, prompt)),
+            tuple(self._encode(prompt)) if isinstance(prompt, str) else _plain(prompt),
             params,
         )
         try:
             admission.check(
                 request,
                 vocab_size=self.model.config.vocab_size,
-                max_context=self.model.config.max_context,
+                max_context=self._max_context,
                 pool_tokens=self.kv.num_blocks * self.kv.block_size,
             )
             return self._handles.add(
@@ -192,6 +210,20 @@ class Engine:
         """The model's chat template around one message of the user's, ready for the model's answer."""
         return self._require_tokenizer().render_chat([{"role": "user", "content": message}])
 
+    def tune(self, *, chunk_tokens: int | None = None, max_in_flight: int | None = None) -> None:
+        """Change limits of the running engine, from its next cycle on: what the configuration says is the most.
+
+        Raises:
+            SettingError: below 1, or more than configured.
+        """
+        new = {"chunk_tokens": chunk_tokens, "max_in_flight": max_in_flight}
+        changes = {name: value for name, value in new.items() if value is not None}
+        for name, value in changes.items():
+            most = getattr(self.config, name)
+            if not 1 <= value <= most:
+                raise SettingError(f"{name} = {value}: allowed is 1 to {most}, as this engine was configured")
+        self._commands.put(lambda: self._scheduler.tune(**changes))
+
     def status(self) -> dict[str, object]:
         """Queue sizes, blocks by state, step counters, refusals by reason: as they are now, which takes up to one step."""
         if threading.current_thread() is self._thread:  # a listener asks
@@ -219,6 +251,14 @@ class Engine:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+    def _cuda_lane(self, policy: Policy) -> Callable[[str, Decoder, KVPool], Lane]:
+        config = self.config
+        lanes = cuda_lanes(
+            policy.placement, self.model, self.kv, graphs=config.cuda_graphs, chunk_tokens=config.chunk_tokens,
+            max_batch=config.max_batch, max_context=self._max_context, decode_share=config.decode_share,
+        )  # fmt: skip
+        return lambda name, model, kv: lanes[name]
 
     def _with_totals(self, status: dict[str, object]) -> dict[str, object]:
         return {**status, "refusals": dict(self._refusals), "kv_bytes": self.kv.nbytes}
@@ -268,6 +308,8 @@ class Engine:
             self._snapshot, self._snapshot_due = self._scheduler.status(), now + METRICS_S
 
 
-def _plain(token: object) -> object:
+def _plain(tokens: Sequence[object]) -> tuple[object, ...]:
     """Integers of any library as Python's own; what is no integer is left for admission to refuse."""
-    return int(token) if isinstance(token, Integral) else token
+    if set(map(type, tokens)) <= {int}:  # at once: a loop over a long prompt would keep the engine's thread waiting
+        return tuple(tokens)
+    return tuple([int(token) if isinstance(token, Integral) else token for token in tokens])

@@ -13,14 +13,20 @@ from deepinfer_lab.model.decoder import Decoder
 
 
 class Mark(Fence, Protocol):
-    """The end of a launch: a fence that can be waited for, too."""
+    """A point in what a lane runs: a fence that can be waited for, too, and that knows when it passed."""
 
     def wait(self) -> None: ...
+
+    def time(self) -> float:
+        """When it passed, in `time.perf_counter()` seconds. To be asked only once it has."""
+        ...
 
 
 @dataclass(frozen=True)
 class HostMark:
-    """The end of a launch that had run by the time it returned."""
+    """A point that the host itself has passed."""
+
+    at: float
 
     def query(self) -> bool:
         return True
@@ -28,18 +34,8 @@ class HostMark:
     def wait(self) -> None:
         return None
 
-
-@dataclass(frozen=True)
-class DeviceMark:
-    """A CUDA event recorded on the stream right after the launch."""
-
-    event: torch.cuda.Event
-
-    def query(self) -> bool:
-        return self.event.query()
-
-    def wait(self) -> None:
-        self.event.synchronize()
+    def time(self) -> float:
+        return self.at
 
 
 @dataclass(frozen=True)
@@ -48,20 +44,46 @@ class Ticket:
 
     Attributes:
         seq: launches of this lane so far. lane: its name.
-        launched: host time of the launch. finished: the mark after the last kernel.
-        work: what was launched. logits: [L, vocab]; valid once `finished` has passed.
+        started, finished: before the first kernel, and after the last.
+        work: what was launched.
+        logits: [L, vocab] in the order of the work's sequences; valid once `finished` has passed.
+        likeliest: on the host, float64 [2, L]: of each row the largest logit, and its token; None where the lane did not look.
+        inputs: tensors that must live until `finished` has passed.
     """
 
     seq: int
     lane: str
-    launched: float
+    started: Mark
     finished: Mark
     work: Work
     logits: torch.Tensor
+    likeliest: torch.Tensor | None = None
+    inputs: object = None
 
 
-class Lane:
-    """Runs work on torch's current stream of the model's device, in order of launch."""
+class Lane(Protocol):
+    """In order of launch.
+
+    asynchronous: a launch returns before it has run, so that lanes run side by side, and decode work may come whose tokens the
+        lane has chosen itself and the host has not seen (`Work.sources`).
+    """
+
+    name: str
+    asynchronous: bool
+
+    def launch(self, work: Work) -> Ticket:
+        """Enqueue a forward pass, without waiting for it."""
+        ...
+
+    def mark(self) -> Mark:
+        """The end of all that was enqueued so far, by a launch that failed too."""
+        ...
+
+
+class HostLane:
+    """Runs work at once: on a CPU, a launch has run by the time it returns."""
+
+    asynchronous = False
 
     def __init__(self, name: str, model: Decoder, kv: KVPool) -> None:
         self.name = name
@@ -69,16 +91,10 @@ class Lane:
         self._launches = 0
 
     def launch(self, work: Work) -> Ticket:
-        """Enqueue a forward pass. On a CPU it has run by the time this returns."""
-        launched = time.perf_counter()
-        logits = self._model.forward(work.step, self._kv)
+        started = HostMark(time.perf_counter())
+        logits = self._model.forward(work.step(self._kv.block_size, self._model.device), self._kv)
         self._launches += 1
-        return Ticket(self._launches, self.name, launched, self.mark(), work, logits)
+        return Ticket(self._launches, self.name, started, self.mark(), work, logits)
 
     def mark(self) -> Mark:
-        """The end of all that was enqueued so far, by a launch that failed too."""
-        if self._model.device.type != "cuda":
-            return HostMark()
-        event = torch.cuda.Event()
-        event.record()
-        return DeviceMark(event)
+        return HostMark(time.perf_counter())

@@ -44,12 +44,12 @@ class SequenceMemory:
         sequence.blocks = hits + fresh
         sequence.block_table = np.array(sequence.blocks)
         sequence.sealed = len(hits)
-        sequence.computed = len(hits) * self._kv.block_size
+        sequence.computed = sequence.launched = len(hits) * self._kv.block_size
         return True
 
     def grow(self, sequence: Sequence) -> bool:
-        """Make room for all tokens that a sequence has. False, and nothing has changed, where no block can be had."""
-        fresh = self._allocate(self._blocks_for(len(sequence.tokens)) - len(sequence.blocks), spare=0)
+        """Make room for the next token that a sequence computes. False, and nothing has changed, where no block can be had."""
+        fresh = self._allocate(self._blocks_for(sequence.launched + 1) - len(sequence.blocks), spare=0)
         if fresh is None:
             return False
         sequence.blocks += fresh
@@ -62,22 +62,25 @@ class SequenceMemory:
             self._kv.clear(self._unclean)
             self._unclean = []
 
-    def seal(self, sequence: Sequence, full: int) -> None:
-        """Note that the first `full` blocks of a sequence, none of whose work is in flight, will not be written again, and make
-        them known. Where another request was first with the same tokens, the sequence goes on with that one's block."""
+    def seal(self, sequence: Sequence, full: int, fences: Iterable[Fence]) -> None:
+        """Note that the first `full` blocks of a sequence will not be written again, and make them known.
+
+        Where another request was first with the same tokens, the sequence goes on with that one's block, and its own can be
+        handed out again once `fences` have passed: what is in flight may still read it.
+        """
         self.allocator.seal(sequence.blocks[sequence.sealed : full])
         sequence.sealed = full
         if self.prefix is not None:
             for index, entry in self.prefix.publish(sequence.tokens, sequence.blocks[:full]).items():
                 self.allocator.share([entry])
-                self.allocator.release([sequence.blocks[index]], ())
+                self.allocator.release([sequence.blocks[index]], fences)
                 sequence.blocks[index] = sequence.block_table[index] = entry
 
     def release(self, sequence: Sequence, fences: Iterable[Fence]) -> None:
         """Take all blocks back. They can be handed out again once `fences` have passed."""
         if sequence.blocks:
             self.allocator.release(sequence.blocks, fences)
-        sequence.blocks, sequence.computed, sequence.sealed = [], 0, 0
+        sequence.blocks, sequence.computed, sequence.launched, sequence.sealed = [], 0, 0, 0
 
     def gain(self, sequence: Sequence) -> int:
         """Blocks that could be had at once by taking this sequence's: nobody else references them, no fence covers them."""

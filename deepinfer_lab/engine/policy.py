@@ -1,83 +1,110 @@
 """How prefill and decode share the machine: a policy is a Placement, a Sizer and a Join."""
 
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 
+from deepinfer_lab.engine.placement import CONFINED, FUSED, ONE_LANE, PARTITION, PRIORITY_LANES, TWO_LANES, Placement
+from deepinfer_lab.engine.sizer import Adaptive, DecodeAware, Fixed, MillisecondBudget, Sizer
 from deepinfer_lab.errors import SettingError
 
-
-class Placement(Protocol):
-    """Which lanes exist, and which phase runs on which."""
-
-    name: str
-    lanes: tuple[str, ...]
-
-    def lane_for(self, phase: str) -> str: ...
-
-
-class Sizer(Protocol):
-    """How many prefill tokens one cycle may carry."""
-
-    name: str
-
-    def tokens(self, chunk_tokens: int, decoding: int) -> int: ...
-
-
-class Join(Protocol):
-    """When the scheduler looks at a result."""
-
-    name: str
-    waits: bool  # for each piece of work, before the next one is launched
+DEFAULT_ITL_TARGET_MS = 20.0
 
 
 @dataclass(frozen=True)
-class OneLane:
-    """Everything on one lane, one piece of work after the other."""
+class Join:
+    """When the scheduler looks at a result.
 
-    name: str = "one-lane"
-    lanes: tuple[str, ...] = ("main",)
+    Attributes:
+        each: before it launches anything else.
+        cycle: before it begins the next cycle, for all that this one launched: the article's barrier.
+        Neither: when the result is there, and meanwhile further work is launched, decode steps even before the tokens of the
+        last one are known.
+        pace_ms: while a prompt is being read, decode results come no faster than this many milliseconds apart.
+    """
 
-    def lane_for(self, phase: str) -> str:
-        return self.lanes[0]
+    name: str
+    each: bool = False
+    cycle: bool = False
+    pace_ms: float | None = None
+
+    @property
+    def runs_ahead(self) -> bool:
+        return not (self.each or self.cycle)
 
 
-@dataclass(frozen=True)
-class Fixed:
-    """Always the configured chunk."""
-
-    name: str = "fixed"
-
-    def tokens(self, chunk_tokens: int, decoding: int) -> int:
-        return chunk_tokens
+EACH_IN_TURN = Join("each-in-turn", each=True)
+BARRIER = Join("barrier", cycle=True)
+ASYMMETRIC = Join("asymmetric")
+PACE = 0.95  # of the target: the rest is for what varies from step to step
 
 
-@dataclass(frozen=True)
-class EachInTurn:
-    """Every piece of work is finished and committed before the next one is launched."""
-
-    name: str = "each-in-turn"
-    waits: bool = True
+def paced(itl_target_ms: float) -> Join:
+    """Asymmetric, and decode leaves to prefill all the time that its target allows."""
+    return Join("paced", pace_ms=PACE * itl_target_ms)
 
 
 @dataclass(frozen=True)
 class Policy:
-    """A named combination."""
+    """A named combination. Its sizer learns from one engine: a policy serves one engine alone."""
 
     name: str
     placement: Placement
     sizer: Sizer
     join: Join
 
+    def on_one_lane(self) -> "Policy":
+        """The same without a second lane: what remains of it on a CPU, where nothing overlaps."""
+        return replace(self, placement=ONE_LANE)
 
-POLICIES = {policy.name: policy for policy in (Policy("serial", OneLane(), Fixed(), EachInTurn()),)}
+
+@dataclass(frozen=True)
+class Preset:
+    """How a policy is made.
+
+    Attributes:
+        sizer, join: from the target between two tokens, in milliseconds. summary: what it does, in a few words.
+    """
+
+    placement: Placement
+    sizer: Callable[[float], Sizer]
+    join: Callable[[float], Join]
+    summary: str
 
 
-def policy_named(name: str) -> Policy:
-    """The policy called `name`.
+def _fixed(_: float) -> Sizer:
+    return Fixed()
+
+
+PRESETS: Mapping[str, Preset] = {
+    "serial": Preset(ONE_LANE, _fixed, lambda _: EACH_IN_TURN, "one after the other, each awaited: no overlap"),
+    "dual-stream": Preset(TWO_LANES, _fixed, lambda _: BARRIER, "the article's: two streams, joined in every cycle"),
+    "dual-stream-async": Preset(TWO_LANES, _fixed, lambda _: ASYMMETRIC, "two streams, decode never waits for prefill"),
+    "priority": Preset(PRIORITY_LANES, _fixed, lambda _: ASYMMETRIC, "the same, and decode's stream has priority"),
+    "dynamic-chunk": Preset(
+        PRIORITY_LANES, lambda _: DecodeAware(512), lambda _: ASYMMETRIC, "the same, with small chunks beside decode"
+    ),
+    "time-sliced": Preset(
+        ONE_LANE, MillisecondBudget, lambda _: ASYMMETRIC, "one stream, each chunk as long as the target leaves time"
+    ),
+    "mixed": Preset(FUSED, _fixed, lambda _: ASYMMETRIC, "chunk and decode batch in one forward pass"),
+    "partition": Preset(PARTITION, _fixed, lambda _: ASYMMETRIC, "two streams, each with multiprocessors of its own"),
+    "adaptive": Preset(
+        CONFINED, Adaptive, paced, "prefill on most multiprocessors, decode on all, paced to hold the target"
+    ),
+}
+POLICIES = tuple(PRESETS)
+
+
+def policy_named(name: str, itl_target_ms: float = DEFAULT_ITL_TARGET_MS) -> Policy:
+    """A new policy of the preset called `name`.
+
+    Args:
+        itl_target_ms: what `time-sliced` and `adaptive` aim at between two tokens of a request, in milliseconds.
 
     Raises:
-        SettingError: no such policy.
+        SettingError: no such preset, or a target of 0 or less.
     """
-    if name not in POLICIES:
-        raise SettingError(f"policy '{name}': allowed are {', '.join(POLICIES)}")
-    return POLICIES[name]
+    if name not in PRESETS:
+        raise SettingError(f"policy '{name}': allowed are {', '.join(PRESETS)}")
+    preset = PRESETS[name]
+    return Policy(name, preset.placement, preset.sizer(itl_target_ms), preset.join(itl_target_ms))

@@ -35,7 +35,9 @@ class Sequence:
         tokens: prompt and output so far. greedy_only: as its settings have it.
         blocks: KV blocks that it holds, in the order of its tokens; `block_table` is the same as an array.
         computed: tokens whose K and V are in the cache. sealed: blocks that are full.
-        in_flight: work on it was launched and is not committed yet.
+        launched: tokens whose K and V will be in the cache once all that was launched has run: one more than it has tokens
+            where a step runs ahead.
+        in_flight: pieces of work on it that were launched and are not committed yet.
     """
 
     request: Request
@@ -48,7 +50,8 @@ class Sequence:
     block_table: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
     computed: int = 0
     sealed: int = 0
-    in_flight: bool = False
+    launched: int = 0
+    in_flight: int = 0
 
     def __post_init__(self) -> None:
         self.tokens = list(self.request.prompt)

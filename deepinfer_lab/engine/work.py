@@ -1,5 +1,7 @@
 """The unit of scheduling: what a lane is asked to run. Prepared, launched and finished by three separate functions."""
 
+import math
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Literal
@@ -11,61 +13,106 @@ from deepinfer_lab.engine.sampling import Choice, choose, choose_greedily
 from deepinfer_lab.errors import NonFiniteLogits, OutOfDeviceMemory, RequestFailed
 from deepinfer_lab.model.step_input import Span, StepInput
 
+KNOWN = -1  # in `Work.sources`
+UNKNOWN_TOKEN = 0  # stands in a span until the lane puts the real one in its place
+
 
 @dataclass(frozen=True)
 class Work:
     """One forward pass over some sequences.
 
     Attributes:
-        phase: "prefill" (a chunk of one sequence) or "decode" (one token of each).
-        sequences: in the order of the step's spans. counts: new tokens of each.
+        phase: "prefill" (a chunk of one sequence), "decode" (one token of each), or "mixed" (a chunk, then decode rows).
+        sequences: in the order of the step's spans. spans: their new tokens. counts: how many of them each has.
         cycle: of the scheduler, in which it was prepared.
+        sources: for each sequence `KNOWN`, or the row of the lane's last decode or mixed work whose likeliest token, not seen
+            by the host yet, is its input.
     """
 
-    phase: Literal["prefill", "decode"]
+    phase: Literal["prefill", "decode", "mixed"]
     sequences: tuple[Sequence, ...]
+    spans: tuple[Span, ...]
     counts: tuple[int, ...]
-    step: StepInput
     cycle: int
+    sources: tuple[int, ...]
+
+    @property
+    def chunk(self) -> Span | None:
+        """The prompt chunk, where there is one."""
+        return None if self.phase == "decode" else self.spans[0]
+
+    @property
+    def decodes(self) -> tuple[Span, ...]:
+        """The decode rows."""
+        return self.spans if self.phase == "decode" else self.spans[1:]
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the likeliest token is all that any of its sequences asks for."""
+        return all(sequence.greedy_only for sequence in self.sequences)
+
+    def step(self, block_size: int, device: torch.device) -> StepInput:
+        """Its tensors."""
+        return StepInput.build(self.spans, block_size, device)
 
 
-def prepare_prefill(sequence: Sequence, tokens: int, cycle: int, block_size: int, device: torch.device) -> Work:
+def prepare_prefill(sequence: Sequence, tokens: int, cycle: int) -> Work:
     """The next chunk of at most `tokens` tokens: of the prompt, or after a preemption of all that was there."""
-    chunk = sequence.tokens[sequence.computed : sequence.computed + tokens]
-    step = StepInput.build([Span(chunk, sequence.computed, sequence.block_table)], block_size, device)
-    return Work("prefill", (sequence,), (len(chunk),), step, cycle)
+    start = sequence.launched
+    span = Span(sequence.tokens[start : start + tokens], start, sequence.block_table)
+    return Work("prefill", (sequence,), (span,), (len(span.tokens),), cycle, (KNOWN,))
 
 
-def prepare_decode(sequences: Seq[Sequence], cycle: int, block_size: int, device: torch.device) -> Work:
-    """The next token of every given sequence."""
-    spans = [Span(s.tokens[-1:], s.computed, s.block_table) for s in sequences]
-    return Work("decode", tuple(sequences), (1,) * len(spans), StepInput.build(spans, block_size, device), cycle)
+def prepare_decode(sequences: Seq[Sequence], cycle: int, rows: Mapping[Sequence, int] | None = None) -> Work:
+    """The next token of every given sequence.
+
+    Args:
+        rows: for those whose last token only the lane knows, its row there.
+    """
+    ones = (1,) * len(sequences)
+    spans = tuple([_next(sequence) for sequence in sequences])
+    sources = tuple([rows.get(sequence, KNOWN) for sequence in sequences]) if rows else (KNOWN,) * len(sequences)
+    return Work("decode", tuple(sequences), spans, ones, cycle, sources)
 
 
-def halves(work: Work, block_size: int, device: torch.device) -> tuple[Work, Work]:
-    """A decode batch in two."""
-    middle = len(work.sequences) // 2
-    first, second = work.sequences[:middle], work.sequences[middle:]
-    return (
-        prepare_decode(first, work.cycle, block_size, device),
-        prepare_decode(second, work.cycle, block_size, device),
+def fuse(prefill: Work, decode: Work) -> Work:
+    """Both in one forward pass."""
+    return Work(
+        "mixed",
+        prefill.sequences + decode.sequences,
+        prefill.spans + decode.spans,
+        prefill.counts + decode.counts,
+        decode.cycle,
+        prefill.sources + decode.sources,
     )
 
 
-def finish(work: Work, logits: torch.Tensor) -> list[tuple[Sequence, Choice | RequestFailed]]:
+def halves(work: Work) -> tuple[Work, Work]:
+    """A mixed batch in its two phases, a decode batch in two."""
+    middle = 1 if work.phase == "mixed" else len(work.sequences) // 2
+
+    def part(phase: Literal["prefill", "decode"], rows: slice) -> Work:
+        return Work(phase, work.sequences[rows], work.spans[rows], work.counts[rows], work.cycle, work.sources[rows])
+
+    return part("prefill" if work.phase == "mixed" else "decode", slice(middle)), part("decode", slice(middle, None))
+
+
+def finish(
+    work: Work, logits: torch.Tensor, likeliest: torch.Tensor | None = None
+) -> list[tuple[Sequence, Choice | RequestFailed]]:
     """Commit a forward pass that has run: advance its sequences and choose a token for those that are due one.
 
     A sequence that ended while the work was in flight is left as it is.
 
     Args:
-        logits: [S, vocab], one row per sequence of the work.
+        logits, likeliest: as in `Ticket`, one row per sequence of the work.
 
     Returns:
         The sequences that are due a token, with the choice, or with the reason why there is none.
     """
     rows, due = [], []
     for row, (sequence, count) in enumerate(zip(work.sequences, work.counts, strict=True)):
-        sequence.in_flight = False
+        sequence.in_flight -= 1
         if sequence.phase is Phase.FINISHED:
             continue
         sequence.computed += count
@@ -75,9 +122,18 @@ def finish(work: Work, logits: torch.Tensor) -> list[tuple[Sequence, Choice | Re
             due.append(sequence)
     if not due:
         return []
+    if likeliest is not None and work.greedy:
+        values, ids = likeliest.tolist()
+        chosen = [Choice(int(ids[row]), None, ()) if math.isfinite(values[row]) else None for row in rows]
+        return [(s, choice or _not_finite(s)) for s, choice in zip(due, chosen, strict=True)]
     if len(rows) < len(logits):
         logits = logits[rows]
     return list(zip(due, _choose(logits, due), strict=True))
+
+
+def _next(sequence: Sequence) -> Span:
+    known = sequence.launched < len(sequence.tokens)
+    return Span(sequence.tokens[-1:] if known else [UNKNOWN_TOKEN], sequence.launched, sequence.block_table)
 
 
 def _choose(logits: torch.Tensor, due: Seq[Sequence]) -> list[Choice | RequestFailed]:

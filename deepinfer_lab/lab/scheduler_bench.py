@@ -8,10 +8,11 @@ from dataclasses import dataclass
 import torch
 
 from deepinfer_lab.engine.lane import HostMark, Ticket
+from deepinfer_lab.engine.planner import Limits
 from deepinfer_lab.engine.policy import policy_named
 from deepinfer_lab.engine.request import Request
 from deepinfer_lab.engine.sampling import SamplingParams
-from deepinfer_lab.engine.scheduler import Limits, Scheduler
+from deepinfer_lab.engine.scheduler import Scheduler
 from deepinfer_lab.engine.work import Work, prepare_decode
 from deepinfer_lab.kv.pool import KVPool, KVShape
 from deepinfer_lab.progress import bar
@@ -52,13 +53,17 @@ class _NoModel:
 class _NoLane:
     """Has run whatever it is given."""
 
+    asynchronous = False
+
     def __init__(self, name: str, model: object, kv: KVPool) -> None:
         self.name = name
         self._logits = torch.rand(1024, VOCAB)
 
     def launch(self, work: Work) -> Ticket:
         logits = self._logits[: len(work.sequences)]
-        return Ticket(0, self.name, time.perf_counter(), HostMark(), work, logits)
+        work.step(BLOCK_SIZE, CPU)
+        now = HostMark(time.perf_counter())
+        return Ticket(0, self.name, now, now, work, logits)
 
 
 def measure(running: Sequence[int], cycles: int = 200) -> Iterator[Overhead]:
@@ -75,10 +80,10 @@ def measure(running: Sequence[int], cycles: int = 200) -> Iterator[Overhead]:
             while scheduler.status()["decoding"] < count:
                 scheduler.cycle()
             whole = [_timed(scheduler.cycle) for _ in range(cycles)]
-            sequences, at = scheduler.live(), (0, BLOCK_SIZE, CPU)
+            sequences = scheduler.live()
             for sequence in sequences:
                 scheduler.memory.grow(sequence)
-            prepare = [_timed(lambda s=sequences, at=at: prepare_decode(s, *at)) for _ in range(cycles)]
+            prepare = [_timed(lambda s=sequences: prepare_decode(s, 0).step(BLOCK_SIZE, CPU)) for _ in range(cycles)]
         yield Overhead(count, tuple(whole), tuple(prepare))
 
 

@@ -8,10 +8,11 @@ import pytest
 import torch
 
 from deepinfer_lab.engine.event import Event, FinishEvent, StepEvent, TokenEvent
+from deepinfer_lab.engine.planner import Limits
 from deepinfer_lab.engine.policy import Policy, policy_named
 from deepinfer_lab.engine.request import Request
 from deepinfer_lab.engine.sampling import SamplingParams
-from deepinfer_lab.engine.scheduler import Limits, Scheduler
+from deepinfer_lab.engine.scheduler import Scheduler
 from deepinfer_lab.engine.stopping import FinishReason
 from deepinfer_lab.kv.blocks import BlockAllocator, Fence
 from deepinfer_lab.kv.pool import KVPool

@@ -9,7 +9,7 @@ from hypothesis import Phase as Stage
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from lanes import LATE, SimulatedLane
+from lanes import LATE, LATE_FUSED, SimulatedLane
 
 from deepinfer_lab.engine.request import Phase, Request
 from deepinfer_lab.engine.sampling import SamplingParams
@@ -44,12 +44,13 @@ class EngineMachine(RuleBasedStateMachine):
         chunk=st.sampled_from((1, 3, 4, 64)),
         batch=st.integers(1, 6),
         in_flight=st.integers(1, 4),
+        policy=st.sampled_from((LATE, LATE_FUSED)),
         prefix_cache=st.booleans(),
     )
-    def begin(self, blocks, chunk, batch, in_flight, prefix_cache):
+    def begin(self, blocks, chunk, batch, in_flight, policy, prefix_cache):
         self.bench = Bench(
             self.model, blocks=blocks, chunk=chunk, batch=batch, in_flight=in_flight,
-            policy=LATE, lane=SimulatedLane, prefix_cache=prefix_cache,
+            policy=policy, lane=SimulatedLane, prefix_cache=prefix_cache,
         )  # fmt: skip
         self.requests: dict[str, Request] = {}
         self.cancelled: set[str] = set()
@@ -64,10 +65,11 @@ class EngineMachine(RuleBasedStateMachine):
     def cycle(self):
         self.bench.cycle()
 
-    @rule(lane=st.sampled_from(("prefill", "decode")), count=st.integers(1, 3))
-    def complete(self, lane, count):
+    @rule(first=st.booleans(), count=st.integers(1, 3))
+    def complete(self, first, count):
+        lanes = list(self.bench.scheduler.lanes.values())
         for _ in range(count):
-            self.bench.scheduler._lanes[lane].advance()
+            lanes[0 if first else -1].advance()
 
     @precondition(lambda self: self.bench.scheduler.live())
     @rule(data=st.data())
@@ -76,11 +78,11 @@ class EngineMachine(RuleBasedStateMachine):
         self.cancelled.add(name)
         self.bench.cancel(name)
 
-    @precondition(lambda self: any(not s.in_flight for s in self.bench.scheduler._ready))
+    @precondition(lambda self: any(not s.in_flight for s in self.bench.scheduler.queues.ready))
     @rule(data=st.data())
     def preempt(self, data):
-        ready = [s for s in self.bench.scheduler._ready if not s.in_flight]
-        self.bench.scheduler.preempt(data.draw(st.sampled_from(ready)))
+        ready = [s for s in self.bench.scheduler.queues.ready if not s.in_flight]
+        self.bench.scheduler.queues.preempt(data.draw(st.sampled_from(ready)))
 
     @precondition(lambda self: self.bench.scheduler.memory.prefix is not None)
     @rule(count=st.integers(1, 3))
@@ -91,8 +93,8 @@ class EngineMachine(RuleBasedStateMachine):
     def blocks_are_in_order(self):
         if hasattr(self, "bench"):
             self.bench.scheduler.check_integrity()
-            assert len(self.bench.scheduler._in_flight) <= self.bench.scheduler._limits.max_in_flight
-            for queue in (self.bench.scheduler._ready, self.bench.scheduler._waiting):
+            assert len(self.bench.scheduler.flight) <= self.bench.scheduler._limits.max_in_flight
+            for queue in (self.bench.scheduler.queues.ready, self.bench.scheduler.queues.waiting):
                 arrivals = [sequence.arrival for sequence in queue]
                 assert arrivals == sorted(arrivals)
 
@@ -101,10 +103,10 @@ class EngineMachine(RuleBasedStateMachine):
         if not hasattr(self, "bench"):
             return
         scheduler = self.bench.scheduler
-        for ticket in scheduler._in_flight:
+        for ticket in scheduler.flight._tickets:
             if ticket.finished.query():
                 continue
-            slots = iter(ticket.work.step.slot_mapping.tolist())
+            slots = iter(ticket.inputs.slot_mapping.tolist())
             for sequence, count in zip(ticket.work.sequences, ticket.work.counts, strict=True):
                 blocks = {slot // BLOCK for slot in itertools.islice(slots, count)}
                 if sequence.phase is Phase.FINISHED:
@@ -127,7 +129,7 @@ class EngineMachine(RuleBasedStateMachine):
             else:
                 assert self.bench.reasons[name] == [FinishReason.LENGTH]
                 assert said == expected
-        for lane in self.bench.scheduler._lanes.values():
+        for lane in self.bench.scheduler.lanes.values():
             while lane.advance():
                 pass
         assert self.bench.all_blocks_come_back()

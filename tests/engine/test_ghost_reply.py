@@ -10,7 +10,7 @@ from deepinfer_lab.kv.blocks import BlockAllocator
 def reply_after_a_cancel(model, allocator: type[BlockAllocator]) -> tuple[list[int], int]:
     """B's tokens where A was cancelled while its decode step was under way, late; and the blocks pending just then."""
     bench = Bench(model, blocks=4, policy=LATE, lane=SimulatedLane, prefix_cache=False)
-    memory, lanes = bench.scheduler.memory, bench.scheduler._lanes
+    memory, lanes = bench.scheduler.memory, bench.scheduler.lanes
     memory.allocator = allocator(bench.blocks)
     bench.add(request("A", 4 * BLOCK - 2, 2))  # all four blocks
     bench.cycle()
@@ -47,7 +47,7 @@ def test_a_result_on_its_way_ends_a_request_once(tiny, finish):
     bench = Bench(tiny, policy=LATE, lane=SimulatedLane, eos=[tokens[0]])
     bench.add(item)
     bench.cycle()
-    bench.scheduler._lanes["prefill"].advance()  # the end token is there, and nobody has looked yet
+    bench.scheduler.lanes["prefill"].advance()  # the end token is there, and nobody has looked yet
     if finish == "stop":
         bench.cycle()
     bench.cancel("A")

@@ -79,7 +79,7 @@ def test_a_retry_finds_the_memory_of_the_failed_pass_free(own_tiny, monkeypatch)
 def test_a_failed_launch_may_have_left_work_behind(tiny, monkeypatch):
     """Layers that were enqueued before memory ran out still write: the blocks wait for them."""
     bench = Bench(tiny, policy=LATE, lane=SimulatedLane, prefix_cache=False)
-    lane = bench.scheduler._lanes["prefill"]
+    lane = bench.scheduler.lanes["prefill"]
     launch = lane.launch
 
     def halfway(work):
@@ -98,14 +98,14 @@ def test_a_failed_launch_may_have_left_work_behind(tiny, monkeypatch):
 def test_halves_are_not_more_work_in_flight_than_allowed(own_tiny, tiny, monkeypatch):
     bench = Bench(own_tiny, policy=LATE, lane=SimulatedLane, in_flight=2)
     items = [request(i, 2, 5) for i in range(6)]
-    decode = bench.scheduler._lanes["decode"]
+    decode = bench.scheduler.lanes["decode"]
     launch, most = decode.launch, []
 
     def limited(work):
         if len(work.sequences) > 1:
             raise torch.OutOfMemoryError("CUDA out of memory.")
         ticket = launch(work)
-        most.append(len(bench.scheduler._in_flight) + 1)
+        most.append(len(bench.scheduler.flight) + 1)
         return ticket
 
     monkeypatch.setattr(decode, "launch", limited)

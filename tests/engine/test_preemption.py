@@ -18,7 +18,7 @@ def test_everybody_grows_out_of_a_full_pool(tiny, prefix_cache):
     bench = Bench(tiny, blocks=8, prefix_cache=prefix_cache)
     bench.add(*items)
     bench.run()
-    assert bench.scheduler.counters["preemptions"] > 0
+    assert bench.scheduler.queues.preemptions > 0
     assert bench.outputs == {item.id: alone(item) for item in items}
     ends = [event.request_id for event in bench.events if isinstance(event, FinishEvent)]
     assert ends == ["0", "1", "2", "3"]  # the oldest goes on, always
@@ -36,12 +36,12 @@ def test_preempted_after_every_step(tiny, share, chunk, prefix_cache):
     bench.add(*items)
     for _ in range(60):
         bench.cycle()
-        for sequence in list(bench.scheduler._ready):
+        for sequence in list(bench.scheduler.queues.ready):
             if chance.random() < share:
-                bench.scheduler.preempt(sequence)
+                bench.scheduler.queues.preempt(sequence)
                 bench.scheduler.check_integrity()
     bench.run()
-    assert bench.scheduler.counters["preemptions"] > 20
+    assert bench.scheduler.queues.preemptions > 20
     assert bench.outputs == {item.id: alone(item) for item in items}
     assert bench.all_blocks_come_back()
 
@@ -61,13 +61,13 @@ def test_a_victim_in_flight_is_left_alone(tiny):
     """Its blocks would not be free at once: taking them would cost its work and gain nothing."""
     bench = Bench(tiny, blocks=4, policy=LATE, lane=SimulatedLane, prefix_cache=False)
     bench.add(request("old", 2 * BLOCK, 3), request("young", BLOCK, 3))
-    prefill = bench.scheduler._lanes["prefill"]
+    prefill = bench.scheduler.lanes["prefill"]
     bench.cycle()
     prefill.advance()
     bench.cycle()  # `old` takes the last free block and decodes, `young` reads its prompt: both are in flight
-    assert [s.in_flight for s in bench.scheduler._ready] == [True, True]
-    old, _ = bench.scheduler._ready
-    assert bench.scheduler._victim(old) is None
+    assert [s.in_flight for s in bench.scheduler.queues.ready] == [1, 1]
+    old, _ = bench.scheduler.queues.ready
+    assert bench.scheduler.queues.victim(old) is None
     bench.run()
     assert bench.outputs == {name: alone_on(tiny)(request(name, n, 3)) for name, n in (("old", 8), ("young", 4))}
 
@@ -78,9 +78,9 @@ def test_who_comes_back_takes_its_old_place(tiny):
     bench.add(*(request(i, 3, 9) for i in range(4)))
     for _ in range(5):
         bench.cycle()
-    bench.scheduler.preempt(bench.scheduler._ready[1])
+    bench.scheduler.queues.preempt(bench.scheduler.queues.ready[1])
     bench.cycle()
-    assert [sequence.arrival for sequence in bench.scheduler._ready] == [0, 1, 2, 3]
+    assert [sequence.arrival for sequence in bench.scheduler.queues.ready] == [0, 1, 2, 3]
 
 
 def test_an_older_request_that_came_back_takes_from_a_younger_one(tiny):
@@ -89,7 +89,7 @@ def test_an_older_request_that_came_back_takes_from_a_younger_one(tiny):
     bench.add(request("old", 2 * BLOCK - 1, 8), request("young", 2 * BLOCK - 2, 8))
     for _ in range(2):
         bench.cycle()
-    bench.scheduler.preempt(bench.scheduler._ready[0])
+    bench.scheduler.queues.preempt(bench.scheduler.queues.ready[0])
     bench.run()
     assert bench.outputs == {name: alone_on(tiny)(request(name, n, 8)) for name, n in (("old", 7), ("young", 6))}
     assert bench.all_blocks_come_back()
@@ -99,4 +99,4 @@ def test_a_newcomer_leaves_room_for_the_next_token_of_everybody(tiny):
     bench = Bench(tiny, blocks=4, prefix_cache=False)
     bench.add(request("first", 2 * BLOCK, 4), request("second", 2 * BLOCK, 4))
     bench.run()
-    assert bench.scheduler.counters["preemptions"] == 0
+    assert bench.scheduler.queues.preemptions == 0

@@ -74,7 +74,7 @@ def test_cached_blocks_give_way_to_live_requests(tiny):
         bench.run()
     assert bench.outputs == {item.id: alone(item) for item in items}
     assert bench.scheduler.status()["prefix_cache"]["evicted_blocks"] > 0
-    assert bench.scheduler.counters["preemptions"] == 0
+    assert bench.scheduler.queues.preemptions == 0
 
 
 def test_two_that_compute_the_same_at_once(tiny):

@@ -157,7 +157,7 @@ def test_first_come_first_served(tiny):
     bench.run()  # `large` needs the whole pool and waits for it; `small` would fit at once and must not overtake
     ends = [event.request_id for event in bench.events if isinstance(event, FinishEvent)]
     assert ends == ["first", "large", "small"]
-    assert bench.scheduler.counters["preemptions"] == 0
+    assert bench.scheduler.queues.preemptions == 0
 
 
 def test_no_more_than_max_batch_at_a_time(tiny):

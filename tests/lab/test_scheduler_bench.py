@@ -20,7 +20,7 @@ def test_every_cycle_gives_every_request_a_token(monkeypatch):
         assert len(each.cycles_us) == len(each.prepare_us) == 20
         assert len(scheduler.live()) == each.running  # nobody ended while it was timed
         assert all(len(sequence.output) > 20 for sequence in scheduler.live())
-        assert scheduler.counters["preemptions"] == 0
+        assert scheduler.queues.preemptions == 0
 
 
 def test_the_parts_add_up():

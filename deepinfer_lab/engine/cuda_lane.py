@@ -1,0 +1,200 @@
+"""Lanes of a GPU: each a CUDA stream with its own graphs and workspaces."""
+
+import gc
+import time
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch.profiler import record_function
+
+from deepinfer_lab.engine.lane import Ticket
+from deepinfer_lab.engine.placement import Placement
+from deepinfer_lab.engine.sm_partition import PartitionError, partition_streams
+from deepinfer_lab.engine.step_graph import LastTokens, StepGraphs, likeliest
+from deepinfer_lab.engine.work import KNOWN, Work
+from deepinfer_lab.kernels import preload
+from deepinfer_lab.kv.pool import KVPool
+from deepinfer_lab.model.decoder import Decoder
+from deepinfer_lab.progress import bar
+
+HIGH = -1  # a stream's priority: lower numbers go first
+
+
+class DeviceClock:
+    """Times of CUDA events on the host's clock."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._zero = torch.cuda.Event(enable_timing=True)
+        self._zero.record(torch.cuda.current_stream(device))
+        self._zero.synchronize()
+        self._at = time.perf_counter()
+
+    def time(self, event: torch.cuda.Event) -> float:
+        """When an event passed, in `time.perf_counter()` seconds; off by the few microseconds that noticing one takes."""
+        return self._at + self._zero.elapsed_time(event) / 1e3
+
+
+@dataclass(frozen=True)
+class DeviceMark:
+    """A CUDA event on a lane's stream."""
+
+    event: torch.cuda.Event
+    clock: DeviceClock
+
+    def query(self) -> bool:
+        return self.event.query()
+
+    def wait(self) -> None:
+        self.event.synchronize()
+
+    def time(self) -> float:
+        return self.clock.time(self.event)
+
+
+class CudaLane:
+    """Runs work on a stream of its own, in order of launch, each in a range of its phase's name for profilers.
+
+    The tensors of a step are copied on that same stream, and the scheduler's own writes to the cache (blocks that it zeroes)
+    come before: a lane waits for them once per launch. The other way round, blocks that the scheduler zeroes are no longer
+    read by any lane: their fences have passed.
+
+    Args:
+        stream: of the model's device.
+        graphs: captured forward passes; None launches kernel by kernel.
+    """
+
+    asynchronous = True
+
+    def __init__(
+        self,
+        name: str,
+        model: Decoder,
+        kv: KVPool,
+        stream: torch.cuda.Stream,
+        clock: DeviceClock,
+        graphs: StepGraphs | None,
+        last: LastTokens,
+    ) -> None:
+        self.name = name
+        self._model, self._kv, self._stream, self._clock, self._graphs, self._last = (
+            model,
+            kv,
+            stream,
+            clock,
+            graphs,
+            last,
+        )
+        self._launches = 0
+
+    def launch(self, work: Work) -> Ticket:
+        """Enqueue a forward pass, the choice of the likeliest tokens, and their way to the host."""
+        self._stream.wait_stream(torch.cuda.current_stream(self._model.device))
+        with torch.cuda.stream(self._stream), record_function(work.phase):
+            started = self.mark()
+            if self._graphs is None:
+                logits, best, kept = self._eagerly(work)
+            else:
+                graph = self._graphs.for_work(work)
+                kept = graph.launch(work)
+                logits, best = graph.logits, graph.likeliest
+                if not work.greedy:  # the next launch of this graph would write over them
+                    logits = logits.clone()
+            on_host = torch.empty(best.shape, dtype=best.dtype, pin_memory=True)
+            on_host.copy_(best, non_blocking=True)
+        self._launches += 1
+        rows = len(work.sequences)
+        return Ticket(
+            self._launches, self.name, started, self.mark(), work, logits[:rows], on_host[:, :rows], (kept, on_host)
+        )
+
+    def mark(self) -> DeviceMark:
+        event = torch.cuda.Event(enable_timing=True)
+        event.record(self._stream)
+        return DeviceMark(event, self._clock)
+
+    def _eagerly(self, work: Work) -> tuple[torch.Tensor, torch.Tensor, object]:
+        step = work.step(self._kv.block_size, self._model.device)
+        if any(row != KNOWN for row in work.sources):
+            rows = step.token_ids[-len(work.decodes) :]
+            sources = torch.tensor(work.sources[-len(work.decodes) :], device=rows.device)
+            rows.copy_(self._last.fill_in(rows, sources))
+        logits = self._model.forward(step, self._kv)
+        best = likeliest(logits)
+        if work.decodes:
+            self._last.remember(best)
+        return logits, best, step
+
+
+@contextmanager
+def _nothing_collected() -> Iterator[None]:
+    """No garbage collection inside: graphs of an engine that is gone must not be destroyed while another is captured."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+def cuda_lanes(
+    placement: Placement,
+    model: Decoder,
+    kv: KVPool,
+    *,
+    graphs: bool,
+    chunk_tokens: int,
+    max_batch: int,
+    max_context: int,
+    decode_share: float | None,
+) -> Mapping[str, CudaLane]:
+    """The lanes of a placement, their graphs captured.
+
+    Args:
+        graphs: replay captured graphs; otherwise launch kernel by kernel.
+        chunk_tokens, max_batch, max_context: the largest chunk, batch and sequence that they will be given.
+        decode_share: of the multiprocessors, that prefill leaves to decode where the placement divides them; None: the
+            placement's own. Where this device, driver or installation cannot, a warning says why, and nothing is divided.
+
+    Raises:
+        SettingError: `decode_share` leaves one side without multiprocessors.
+    """
+    device = model.device
+    streams = {
+        name: torch.cuda.Stream(device, priority=HIGH if placement.priority and name == placement.decode else 0)
+        for name in placement.lanes
+    }
+    if placement.decode_share is not None:
+        try:
+            small, rest = partition_streams(device, decode_share or placement.decode_share)
+        except PartitionError as reason:
+            warnings.warn(
+                f"{reason}; placement '{placement.name}' goes on with all of them for both lanes", stacklevel=2
+            )
+        else:
+            streams["prefill"] = rest
+            if not placement.confined:
+                streams["decode"] = small
+    clock = DeviceClock(device)
+    if graphs:
+        preload(device)
+    lanes = {}
+    for name, stream in streams.items():
+        phases = ("mixed",) if placement.fused else ()
+        phases += ("decode",) if name == placement.decode else ()
+        phases += ("prefill",) if name == placement.prefill else ()
+        step_graphs = None
+        if graphs:
+            longest = min(max_context, kv.num_blocks * kv.block_size)
+            step_graphs = StepGraphs(
+                model, kv, phases=phases, chunk_tokens=chunk_tokens, max_batch=max_batch, max_tokens=longest
+            )
+            with torch.inference_mode(), torch.cuda.stream(stream), _nothing_collected():
+                for shape in bar(list(step_graphs.shapes()), desc=f"capturing {name}", unit="graph"):
+                    step_graphs.capture(shape)
+            stream.synchronize()
+        last = step_graphs.last if step_graphs else LastTokens(max_batch + 1, device)
+        lanes[name] = CudaLane(name, model, kv, stream, clock, step_graphs, last)
+    return lanes

@@ -1,0 +1,67 @@
+"""Multiprocessors divided between two streams, with the CUDA driver's green contexts.
+
+The device is split once, into a part and what remains of it, so that the two have no multiprocessor in common: splitting the
+whole device for each stream, as `torch.cuda.green_contexts` does, would give both the same first ones. A CUDA graph captured
+on such a stream keeps to its multiprocessors wherever it is replayed.
+"""
+
+from typing import Any
+
+import torch
+
+from deepinfer_lab.errors import SettingError
+
+
+class PartitionError(Exception):
+    """The device, the driver or what is installed cannot divide multiprocessors."""
+
+
+def partition_streams(device: torch.device, share: float) -> tuple[torch.cuda.Stream, torch.cuda.Stream]:
+    """A stream on about `share` of the multiprocessors, rounded as the driver wants (up, to 8 on Hopper), and one on the rest.
+
+    The green contexts live as long as the process: kernels that are still running when they go would fail.
+
+    Raises:
+        SettingError: `share` leaves one side without multiprocessors.
+        PartitionError: green contexts cannot be had here.
+    """
+    try:
+        from cuda.bindings import driver
+    except ImportError:
+        raise PartitionError(
+            "multiprocessors cannot be divided without cuda-bindings: pip install cuda-bindings"
+        ) from None
+    with torch.cuda.device(device):
+        torch.cuda.current_stream().synchronize()  # the primary context exists now
+        handle = _ask(driver.cuDeviceGet(torch.cuda.current_device()))
+        kind = driver.CUdevResourceType.CU_DEV_RESOURCE_TYPE_SM
+        whole = _ask(driver.cuDeviceGetDevResource(handle, kind))
+        wanted = round(share * whole.sm.smCount)
+        if not 0 < wanted < whole.sm.smCount:
+            raise SettingError(
+                f"decode_share = {share}: of {whole.sm.smCount} multiprocessors, each side must have at least one"
+            )
+        groups, made, rest = _ask(driver.cuDevSmResourceSplitByCount(1, whole, 0, wanted))
+        if made != 1 or not rest.sm.smCount:
+            raise PartitionError(f"the driver does not divide {whole.sm.smCount} multiprocessors by {share}")
+        return _stream(driver, handle, groups[0]), _stream(driver, handle, rest)
+
+
+def _stream(driver: Any, device: Any, part: Any) -> torch.cuda.Stream:
+    description = _ask(driver.cuDevResourceGenerateDesc([part], 1))
+    flags = driver.CUgreenCtxCreate_flags.CU_GREEN_CTX_DEFAULT_STREAM
+    context = _ask(driver.cuGreenCtxCreate(description, device, flags))
+    stream = _ask(driver.cuGreenCtxStreamCreate(context, driver.CUstream_flags.CU_STREAM_NON_BLOCKING, 0))
+    return torch.cuda.ExternalStream(int(stream))
+
+
+def _ask(answer: tuple) -> Any:
+    """The results of a driver call.
+
+    Raises:
+        PartitionError: it failed.
+    """
+    status, *results = answer
+    if int(status):
+        raise PartitionError(f"multiprocessors cannot be divided: the driver says {status.name}")
+    return results[0] if len(results) == 1 else results

@@ -1,15 +1,52 @@
 """A load client with fixed concurrency: each of C clients sends its next request when its last one has ended."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 
 from deepinfer_lab.engine.engine import Engine
+from deepinfer_lab.engine.handle import RequestHandle
 from deepinfer_lab.engine.sampling import SamplingParams
 from deepinfer_lab.engine.stopping import FinishReason
 from deepinfer_lab.errors import AdmissionError, SettingError
 from deepinfer_lab.metrics.latency import RequestTrace
 from deepinfer_lab.progress import bar
+
+
+def start(
+    engine: Engine, request_id: str, prompt: str | Sequence[int], params: SamplingParams, sent: float
+) -> RequestHandle | RequestTrace:
+    """Tokenise and submit one request. A refusal becomes a trace with an error.
+
+    Args:
+        sent: for that trace: when the request was sent.
+    """
+    if isinstance(prompt, str) and engine.tokenizer is not None:
+        prompt = engine.tokenizer.encode(prompt)
+    try:
+        return engine.submit(prompt, params, request_id)
+    except AdmissionError as refusal:
+        return RequestTrace(request_id, len(prompt), sent, (), f"{type(refusal).__name__}: {refusal}")
+
+
+def receive(
+    handle: RequestHandle, sent: float, origin: float, on_token: Callable[[], object] = lambda: None
+) -> RequestTrace:
+    """Read a request to its end and note when each token arrives.
+
+    Args:
+        sent: when the request was sent, in seconds since the origin.
+        origin: `time.perf_counter()` that the trace's times count from.
+        on_token: called after each token.
+    """
+    times = []
+    for _ in handle:
+        times.append(time.perf_counter() - origin)
+        on_token()
+    cancelled = handle.finish.reason is FinishReason.CANCELLED
+    return RequestTrace(
+        handle.request.id, len(handle.request.prompt), sent, tuple(times), "cancelled" if cancelled else None
+    )
 
 
 def send(
@@ -21,15 +58,8 @@ def send(
         origin: `time.perf_counter()` that the trace's times count from.
     """
     sent = time.perf_counter() - origin
-    if isinstance(prompt, str) and engine.tokenizer is not None:
-        prompt = engine.tokenizer.encode(prompt)
-    try:
-        handle = engine.submit(prompt, params, request_id)
-    except AdmissionError as refusal:
-        return RequestTrace(request_id, len(prompt), sent, (), f"{type(refusal).__name__}: {refusal}")
-    times = tuple(time.perf_counter() - origin for _ in handle)
-    cancelled = handle.finish.reason is FinishReason.CANCELLED
-    return RequestTrace(request_id, len(handle.request.prompt), sent, times, "cancelled" if cancelled else None)
+    started = start(engine, request_id, prompt, params, sent)
+    return started if isinstance(started, RequestTrace) else receive(started, sent, origin)
 
 
 def closed_loop(

@@ -1,5 +1,6 @@
 """One cell of an overlap experiment: an engine of some policy under some load, as tidy rows."""
 
+import functools
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -69,8 +70,10 @@ class Setting:
         }  # fmt: skip
 
 
+@functools.lru_cache(maxsize=1)
 def load_for(spec: str, bits: str, group: int) -> LoadedModel:
-    """A model with the dispatch table of the card at hand, where it has been measured."""
+    """A model with the dispatch table of the card at hand, where it has been measured. The last one is kept for whoever asks
+    for the same."""
     table = project.data() / provenance.device_slug() / "dispatch.json"
     return load_model(spec, bits=bits, group=group, dispatch=table if table.is_file() else None)
 

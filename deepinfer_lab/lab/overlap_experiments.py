@@ -18,22 +18,10 @@ from deepinfer_lab.lab.overlap_cells import (
     random_prompts,
     served,
 )
-from deepinfer_lab.model.load import LoadedModel
 from deepinfer_lab.progress import bar
 
 QWEN_3B = {"model": "synthetic:qwen2.5-3b", "bits": "w4", "group": 128}
 QWEN_7B = {"model": "synthetic:qwen2.5-7b", "bits": "mixed", "group": 128}
-
-
-def _models(cells: list[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], LoadedModel]]:
-    """Each cell with its model, which is loaded once where neighbouring cells share it."""
-    loaded, held = None, None
-    for cell in cells:
-        wanted = cell["model"], cell["bits"], cell["group"]
-        if wanted != held:
-            loaded = None  # before the next one, so that memory holds one at a time
-            loaded, held = load_for(*wanted), wanted
-        yield cell, loaded
 
 
 def overlap_sweep_rows(params: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -42,7 +30,8 @@ def overlap_sweep_rows(params: dict[str, Any]) -> Iterator[dict[str, Any]]:
     The load runs three times: to warm up, timed, and, where the protocol says so, under the profiler. Rows hold the second
     run's times and the third's kernels.
     """
-    for protocol, model in _models(params["protocols"]):
+    for protocol in params["protocols"]:
+        model = load_for(protocol["model"], protocol["bits"], protocol["group"])
         prompt, new, chunk = protocol["prompt_tokens"], protocol["new_tokens"], protocol["chunk"]
         most = max(protocol["concurrency"])
         for policy in bar(protocol["policies"], desc=protocol["name"], unit="policy"):
@@ -64,7 +53,8 @@ def overlap_sweep_rows(params: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 def long_insertion_rows(params: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """One row for each case, policy, chunk size and number of readers. Each load runs twice, and the second run counts."""
-    for case, model in _models(params["cases"]):
+    for case in params["cases"]:
+        model = load_for(case["model"], case["bits"], case["group"])
         document_tokens, readers = case["document_tokens"], case["readers"]
         reader_tokens = params["reader_tokens"]
         (document,) = random_prompts(model, 1, document_tokens, params["seed"] + 1)

@@ -64,9 +64,9 @@ class Planner:
         prefill = self._next_to_read() if room else None
         if fused and not decode and self._flight.batches:
             prefill = None  # alone, it would hold up those who decode for a step in which they get nothing
-        if decode and prefill and room == 1 and not fused and not self._policy.join.each:
-            # One launch alone is allowed: in turns, unless the other phase is in flight already.
-            if self._flight.latest == "decode" and not self._flight.chunks:
+        if prefill and room == 1 and self._queues.decoding and not fused and not self._policy.join.each:
+            # One launch alone is allowed. It is decode's, also where that is not due yet, as long as prefill has one in flight.
+            if not self._flight.chunks and (not decode or self._flight.latest == "decode"):
                 decode, rows = (), {}
             else:
                 prefill = None

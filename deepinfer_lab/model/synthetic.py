@@ -59,14 +59,18 @@ class SyntheticSource:
         return torch.randn(shape, generator=self._generator(name)) * shape[-1] ** -0.5
 
     def packed(self, layer: str, bits: int, group: int) -> PackedWeight:
-        """Uniform random bits with the scale that gives the dense weight's standard deviation; no dense copy is made."""
+        """Uniform random bits with the scale that gives the dense weight's standard deviation; no dense copy is made.
+
+        The integers' mean is -1/2. Scales have random signs, as no real ones have: otherwise all rows would share that mean,
+        and activations, whose mean is not zero either, would overflow float16 in a dozen layers.
+        """
         n, k = linear_shape(self.config, layer)
         check_shape(k, bits, group)
-        packed = torch.randint(
-            0, 256, (n, packed_columns(k, bits)), dtype=torch.uint8, generator=self._generator(layer)
-        )
-        level_std = ((4**bits - 1) / 12) ** 0.5  # of a uniform distribution over 2**bits integers
-        scales = torch.full((n, k // group), k**-0.5 / level_std, dtype=torch.float16)
+        random = self._generator(layer)
+        packed = torch.randint(0, 256, (n, packed_columns(k, bits)), dtype=torch.uint8, generator=random)
+        level_rms = ((4**bits - 1) / 12 + 1 / 4) ** 0.5  # of a uniform distribution over 2**bits integers around -1/2
+        signs = torch.randint(0, 2, (n, k // group), generator=random) * 2 - 1
+        scales = (signs * (k**-0.5 / level_rms)).half()
         return PackedWeight(bits, group, n, k, packed, scales)
 
     @staticmethod

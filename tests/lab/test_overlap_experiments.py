@@ -30,7 +30,13 @@ def test_overlap_sweep():
         "name": "small", **TINY, "policies": list(POLICIES), "chunk": 16, "prompt_tokens": 20, "new_tokens": 6,
         "concurrency": [1, 3], "requests_per_client": 2, "profiled": list(POLICIES), "profiled_concurrency": 3,
     }  # fmt: skip
-    params = {"protocols": [protocol], "profiled_tokens": 2, "itl_target_ms": 10.0, "seed": 0}
+    params = {
+        "protocols": [protocol],
+        "profiled_tokens": 2,
+        "itl_target_ms": 10.0,
+        "one_lane_target_ms": 10.0,
+        "seed": 0,
+    }
     rows = checked(experiments.overlap_sweep_rows(params), "protocol", "concurrency", *COUNTED, *PHYSICAL)
     assert [(row["policy"], row["concurrency"]) for row in rows] == [(p, c) for p in POLICIES for c in (1, 3)]
     for row in rows:
@@ -44,7 +50,7 @@ def test_overlap_sweep():
 def test_long_insertion():
     case = {
         "name": "small", **TINY, "policies": ["serial", "mixed"], "chunks": [16, 64], "readers": [1, 2],
-        "document_tokens": 100, "reader_prompt_tokens": 8, "itl_target_ms": 10.0,
+        "document_tokens": 100, "reader_prompt_tokens": 8, "itl_target_ms": 10.0, "one_lane_target_ms": 10.0,
     }  # fmt: skip
     rows = checked(
         experiments.long_insertion_rows({"cases": [case], "reader_tokens": 300, "seed": 0}), "case", *COUNTED

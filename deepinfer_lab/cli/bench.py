@@ -6,8 +6,9 @@ from pathlib import Path
 
 import click
 
-from deepinfer_lab.cli import options
-from deepinfer_lab.engine.config import KV_DTYPES
+from deepinfer_lab.cli import load_options, options
+from deepinfer_lab.engine.config import EngineConfig
+from deepinfer_lab.lab.load_spec import InsertionLoad, OpenLoad
 
 
 @click.group()
@@ -15,34 +16,23 @@ def bench() -> None:
     """Measure this machine."""
 
 
-@bench.command()
+@bench.command(epilog=options.POLICY_EPILOG)
 @options.model
-@click.option("--policy", default="serial", show_default=True, help="How prefill and decode share the machine.")
-@click.option("--chunk-tokens", default=256, show_default=True, help="The most prompt tokens that a cycle prefills.")
-@click.option(
-    "--kv-dtype",
-    type=click.Choice(KV_DTYPES),
-    default="auto",
-    show_default=True,
-    help="int8 keeps K and V in one byte a value; auto in the model's own type.",
-)
-@click.option(
-    "--concurrency",
-    default="1,8",
-    show_default=True,
-    callback=options.integers,
-    help="Clients at a time; a list sweeps.",
-)
-@click.option("--prompt-tokens", default=128, show_default=True, help="Length of every prompt.")
-@click.option("--output-tokens", default=64, show_default=True, help="Tokens that every request generates.")
-@click.option("--requests", default=2, show_default=True, help="Requests that each client sends, one after the other.")
+@options.engine
+@load_options.loads
 @click.option("--rounds", default=3, show_default=True, help="Repeat everything; medians over rounds are shown.")
 @click.option(
     "--against",
     type=click.Choice(["transformers"]),
-    help="Measure single-stream `generate` of Hugging Face transformers beside, on the unquantised checkpoint.",
+    help="closed: measure single-stream `generate` of Hugging Face transformers beside, on the unquantised checkpoint.",
 )
-@click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write all results here.")
+@click.option(
+    "--json",
+    "json_file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    callback=options.in_a_folder,
+    help="Write all results here.",
+)
 def serve(
     model: str,
     bits: str,
@@ -50,54 +40,63 @@ def serve(
     group: int,
     device: str | None,
     dispatch: str | None,
-    policy: str,
-    chunk_tokens: int,
-    kv_dtype: str,
-    concurrency: list[int],
-    prompt_tokens: int,
-    output_tokens: int,
-    requests: int,
+    batch_invariant: bool,
+    config: EngineConfig,
+    trace: Path | None,
+    loads: load_options.Loads,
     rounds: int,
     against: str | None,
     json_file: Path | None,
 ) -> None:
-    """Serve a closed-loop load and print throughput, latency and the roofline fraction.
+    """Serve a load and print throughput and latency.
 
-    Each of C clients sends a request, reads it to its last token, and sends the next. Prompts are cut from Python's
-    own documentation; every request generates exactly --output-tokens tokens.
+    \b
+    --load closed     each of --concurrency clients sends a request, reads it to its last token, sends the next
+    --load poisson    requests come at --rate a second, whether earlier ones have ended or not
+    --load gamma      the same in bursts
+    --load trace      requests come when those of a CSV file came, and are as long
+    --load insertion  a long document comes in while --readers requests decode: what they wait, and what it waits
+
+    Prompts are cut from Python's own documentation; models without a tokenizer get random token ids. Every request
+    generates exactly as many tokens as asked for. An option that the chosen load does not take is refused.
     """
-    from deepinfer_lab.engine.config import EngineConfig
-    from deepinfer_lab.engine.policy import policy_named
+    from deepinfer_lab.cli import serve_tables
     from deepinfer_lab.lab import provenance, serve_bench
-    from deepinfer_lab.lab.serving import Load
     from deepinfer_lab.model.load import load_model
 
     if rounds < 1:
         raise click.BadParameter(f"{rounds}: allowed is 1 or more", param_hint="--rounds")
-    config = EngineConfig(policy=policy_named(policy).name, chunk_tokens=chunk_tokens, kv_dtype=kv_dtype)
-    loads = [Load(c, prompt_tokens, output_tokens, requests) for c in concurrency]
     started = time.perf_counter()
-    loaded = load_model(model, bits=bits, method=method, group=group, device=device, dispatch=dispatch)
+    loaded = load_model(
+        model,
+        bits=bits,
+        method=method,
+        group=group,
+        device=device,
+        dispatch=dispatch,
+        batch_invariant=batch_invariant,
+    )
     load_s, peak = time.perf_counter() - started, serve_bench.peak_memory_bytes()
     click.echo(
         f"{loaded.name}, bits {bits}: loaded in {load_s:.1f} s" + (f", peak {peak / 1e9:.2f} GB" if peak else "")
     )
-    results = list(serve_bench.measure(loaded, config, loads, rounds, against, model))
-    click.echo(f"{'system':<14} {'bits':<5} {'clients':>7} {'tokens/s':>9} {'TPOT':>9} {'TTFT p50':>9} {'roofline':>8}")
-    for r in results:
-        share = "-" if r.roofline_share is None else f"{r.roofline_share:.0%}"
-        ttft = r.rounds[-1].ttft
-        click.echo(
-            f"{r.system:<14} {r.bits:<5} {r.concurrency:>7} {r.tokens_per_s:>9.1f} {r.tpot_s * 1e3:>6.1f} ms "
-            f"{ttft.p50 * 1e3:>6.0f} ms {share:>8}"
-        )
-    click.echo("roofline: bytes of weights that a step reads / (TPOT x measured read bandwidth); tokens/s: output only")
+    if loaded.decoder.device.type == "cpu" and config.policy != "serial":
+        click.echo(f"policy {config.policy}: nothing overlaps without a GPU; one lane, decode first")
+    with options.traced(trace) as listener:
+        if isinstance(loads[0], OpenLoad):
+            results = [serve_bench.measure_open(loaded, config, loads[0], rounds, listener)]
+            serve_tables.show_open(results[0])
+        elif isinstance(loads[0], InsertionLoad):
+            results = [serve_bench.measure_insertion(loaded, config, loads[0], rounds, listener)]
+            serve_tables.show_insertion(results[0])
+        else:
+            results = list(serve_bench.measure(loaded, config, loads, rounds, against, model, listener))
+            serve_tables.show_closed(results)
     if json_file is not None:
         settings = {
-            "policy": policy,
-            "chunk_tokens": chunk_tokens,
-            "prompt_tokens": prompt_tokens,
-            "output_tokens": output_tokens,
+            **{name: getattr(config, name) for name in options.ENGINE_SETTINGS},
+            "device": loaded.decoder.device.type,
+            "batch_invariant": loaded.decoder.batch_invariant,
             "load_s": load_s,
             "peak_memory_bytes": peak,
         }

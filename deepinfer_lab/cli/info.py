@@ -4,11 +4,12 @@ import json
 
 import click
 
+from deepinfer_lab.cli import options
+
 
 @click.command("list")
 def list_() -> None:
     """List notebooks, experiments and their records, models, and policies."""
-    from deepinfer_lab.engine.policy import POLICIES
     from deepinfer_lab.lab import notebooks, project
     from deepinfer_lab.lab.experiments import EXPERIMENTS
     from deepinfer_lab.model.catalog import CATALOG
@@ -26,7 +27,9 @@ def list_() -> None:
         click.echo(f"  {entry.name}: {entry.title}, {entry.licence}")
     for shape in SHAPES:
         click.echo(f"  {PREFIX}{shape}: random weights")
-    click.echo(f"Policies: {', '.join(POLICIES)}")
+    click.echo("Policies (--policy NAME)")
+    for line in options.policy_lines():
+        click.echo(line)
 
 
 @click.command()

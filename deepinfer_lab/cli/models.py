@@ -5,11 +5,13 @@ from pathlib import Path
 import click
 
 from deepinfer_lab.cli import options
+from deepinfer_lab.engine.config import EngineConfig
 
 
-@click.command()
+@click.command(epilog=options.POLICY_EPILOG)
 @click.argument("prompt")
 @options.model
+@options.engine
 @click.option("--max-tokens", default=128, show_default=True, help="The most tokens to generate.")
 @click.option("--temperature", default=0.0, show_default=True, help="0 is greedy; higher is more varied.")
 @click.option("--top-k", default=0, show_default=True, help="Sample among the k likeliest tokens; 0 among all.")
@@ -41,6 +43,9 @@ def generate(
     group: int,
     device: str | None,
     dispatch: str | None,
+    batch_invariant: bool,
+    config: EngineConfig,
+    trace: Path | None,
     max_tokens: int,
     temperature: float,
     top_k: int,
@@ -61,7 +66,20 @@ def generate(
     params = SamplingParams(
         max_tokens, temperature, top_k, top_p, seed, min_p=min_p, repetition_penalty=repetition_penalty, stop=stop
     )
-    with Engine.load(model, bits=bits, method=method, group=group, device=device, dispatch=dispatch) as engine:
+    with (
+        options.traced(trace) as listener,
+        Engine.load(
+            model,
+            bits=bits,
+            method=method,
+            group=group,
+            device=device,
+            dispatch=dispatch,
+            batch_invariant=batch_invariant,
+            config=config,
+            listener=listener,
+        ) as engine,
+    ):
         has_template = engine.tokenizer is not None and engine.tokenizer.chat_template is not None
         if chat or (chat is None and has_template and prompt):
             prompt = engine.render_chat(prompt)

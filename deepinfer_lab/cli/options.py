@@ -1,10 +1,16 @@
 """Options that several commands share."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from pathlib import Path
 from typing import Any
 
 import click
 
+from deepinfer_lab.engine.config import KV_DTYPES, EngineConfig
+from deepinfer_lab.engine.event import Event
+from deepinfer_lab.engine.policy import POLICIES, PRESETS
 from deepinfer_lab.quant.layout import GROUPS
 from deepinfer_lab.quant.methods import METHODS
 
@@ -60,9 +66,20 @@ def dispatch(command: Command) -> Command:
     )(command)
 
 
+def batch_invariant(command: Command) -> Command:
+    """--batch-invariant."""
+    return click.option(
+        "--batch-invariant",
+        is_flag=True,
+        help="On a GPU: the same logits, bit for bit, for a request alone, in any batch and at any chunk size. It costs time: "
+        "a prompt's tokens no longer share a read of K and V, and one row takes the kernel of many. No effect on a CPU.",
+    )(command)
+
+
 def model(command: Command) -> Command:
-    """--model, --bits, --method, --group, --device and --dispatch."""
+    """--model, --bits, --method, --group, --device, --dispatch and --batch-invariant."""
     for option in (
+        batch_invariant,
         dispatch,
         click.option("--device", help="cpu, cuda or cuda:N. [default: the GPU if there is one]"),
         group,
@@ -72,6 +89,111 @@ def model(command: Command) -> Command:
     ):
         command = option(command)
     return command
+
+
+def policy_lines() -> list[str]:
+    """Each policy and what it does."""
+    width = max(map(len, POLICIES))
+    return [f"  {name:<{width}}  {preset.summary}" for name, preset in PRESETS.items()]
+
+
+# What `engine` puts into an EngineConfig; each is an option of the same name.
+ENGINE_SETTINGS = ("policy", "itl_target_ms", "chunk_tokens", "max_in_flight", "cuda_graphs", "kv_dtype")
+
+# Below a command's help. \b keeps click from joining the lines.
+POLICY_EPILOG = "\b\n" + "\n".join(
+    ["Policies. Without a GPU nothing overlaps: they differ in the size of chunks alone.", *policy_lines()]
+)
+
+
+def engine(command: Command) -> Command:
+    """The engine's options and --trace. The command receives them as `config: EngineConfig` and `trace: Path | None`."""
+
+    @wraps(command)
+    def with_config(no_prefill_decode_overlap: bool, **given: Any) -> Any:
+        config = EngineConfig(**{name: given.pop(name) for name in ENGINE_SETTINGS})
+        if no_prefill_decode_overlap and config.policy != "serial":
+            raise click.UsageError(
+                f"--policy {config.policy} contradicts --no-prefill-decode-overlap, with which serial is allowed: leave one out"
+            )
+        return command(config=config, **given)
+
+    for option in (
+        click.option(
+            "--trace",
+            type=click.Path(dir_okay=False, path_type=Path),
+            callback=in_a_folder,
+            metavar="FILE",
+            help="Write what every lane and every request did, as a picture to zoom into (ui.perfetto.dev, chrome://tracing).",
+        ),
+        click.option(
+            "--kv-dtype",
+            type=click.Choice(KV_DTYPES),
+            default=EngineConfig.kv_dtype,
+            show_default=True,
+            help="int8 keeps K and V in one byte a value; auto in the model's own type.",
+        ),
+        click.option(
+            "--cuda-graphs/--no-cuda-graphs",
+            default=EngineConfig.cuda_graphs,
+            show_default=True,
+            help="On a GPU: capture forward passes at the start, which takes seconds, or launch every kernel from Python.",
+        ),
+        click.option(
+            "--max-in-flight",
+            default=EngineConfig.max_in_flight,
+            show_default=True,
+            help="The most chunks and decode steps that are launched before a result is looked at.",
+        ),
+        click.option(
+            "--chunk-tokens",
+            default=EngineConfig.chunk_tokens,
+            show_default=True,
+            help="The most prompt tokens that a cycle prefills.",
+        ),
+        click.option(
+            "--itl-target-ms",
+            default=EngineConfig.itl_target_ms,
+            show_default=True,
+            help="Milliseconds between two tokens of a request that time-sliced and adaptive aim at.",
+        ),
+        click.option(
+            "--no-prefill-decode-overlap", is_flag=True, help="The article's switch: the same as --policy serial."
+        ),
+        click.option(
+            "--policy",
+            type=click.Choice(POLICIES),
+            default=EngineConfig.policy,
+            show_default=True,
+            metavar="NAME",
+            help="How prefill and decode share the GPU: one of the policies listed below.",
+        ),
+    ):
+        with_config = option(with_config)
+    return with_config
+
+
+@contextmanager
+def traced(file: Path | None) -> Iterator[Callable[[Event], None] | None]:
+    """A listener whose events are written to `file` at the end; None where there is no file."""
+    from deepinfer_lab.metrics.chrome_trace import TraceRecorder, write
+
+    if file is None:
+        yield None
+        return
+    recorder = TraceRecorder()
+    yield recorder
+    write(file, recorder.events)
+    click.echo(f"trace: {file}; open it in https://ui.perfetto.dev or chrome://tracing", err=True)
+
+
+def in_a_folder(_ctx: click.Context, param: click.Parameter, value: Path | None) -> Path | None:
+    """Check that a file to be written has a folder, before hours of measuring and not after."""
+    if value is not None and not value.parent.is_dir():
+        raise click.BadParameter(
+            f"'{value}': '{value.parent}' is no folder; allowed are files in a folder that exists", param=param
+        )
+    return value
 
 
 def integers(_ctx: click.Context, param: click.Parameter, value: str) -> list[int]:

@@ -9,6 +9,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from deepinfer_lab.cli import main
+from deepinfer_lab.cli.load_options import LOADS
+from deepinfer_lab.engine.policy import POLICIES
 
 README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
 
@@ -41,6 +43,11 @@ def test_readme_uses_only_commands_that_exist():
     asked = set(re.findall(r"deepinfer-lab ([a-z]+)", README))
     assert asked <= set(main.commands)
     assert {"generate", "bench", "run", "publish", "list", "info"} <= asked
+
+
+@pytest.mark.parametrize("name", [*POLICIES, *LOADS])
+def test_readme_has_a_line_for_every_policy_and_load(name):
+    assert f"| `{name}` | " in README
 
 
 @pytest.mark.parametrize(

@@ -27,8 +27,8 @@ NOT_YET_SANITISED = {
     *("dequantise.cuh", "w4_dequantise.cu", "w3_dequantise.cu", "merge_attention.cu", "spin.cu"),
 }
 
-# Failed in the recorded run for what it asked, not for what a kernel computed, and asks something else now. The next run empties
-# this. (A barrier's decode step may be over before the prompt chunk behind it is launched: then nothing overlaps.)
+# Failed in the recorded run for what it asked, not for what a kernel computed, and asks something else now. The next run will
+# empty this. (A barrier's decode step may be over before the prompt chunk behind it is launched: then nothing overlaps.)
 CORRECTED_SINCE = {
     "tests/gpu/test_overlap.py::test_prefill_decode_stream_overlap_runs_both_forwards[dual-stream]",
 }

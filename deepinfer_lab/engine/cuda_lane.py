@@ -21,10 +21,15 @@ from deepinfer_lab.model.decoder import Decoder
 from deepinfer_lab.progress import bar
 
 HIGH = -1  # a stream's priority: lower numbers go first
+SPAN_MS = 60_000.0
 
 
 class DeviceClock:
-    """Times of CUDA events on the host's clock."""
+    """Times of CUDA events on the host's clock.
+
+    CUDA tells the time between two events as a 32-bit float of milliseconds, which is coarser than 4 microseconds after a
+    minute: the event that times count from moves on.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._zero = torch.cuda.Event(enable_timing=True)
@@ -34,7 +39,11 @@ class DeviceClock:
 
     def time(self, event: torch.cuda.Event) -> float:
         """When an event passed, in `time.perf_counter()` seconds; off by the few microseconds that noticing one takes."""
-        return self._at + self._zero.elapsed_time(event) / 1e3
+        ms = self._zero.elapsed_time(event)
+        at = self._at + ms / 1e3
+        if ms > SPAN_MS:
+            self._zero, self._at = event, at
+        return at
 
 
 @dataclass(frozen=True)
@@ -191,6 +200,7 @@ def cuda_lanes(
             step_graphs = StepGraphs(
                 model, kv, phases=phases, chunk_tokens=chunk_tokens, max_batch=max_batch, max_tokens=longest
             )
+            stream.wait_stream(torch.cuda.current_stream(device))  # which loaded the weights
             with torch.inference_mode(), torch.cuda.stream(stream), _nothing_collected():
                 for shape in bar(list(step_graphs.shapes()), desc=f"capturing {name}", unit="graph"):
                     step_graphs.capture(shape)

@@ -290,6 +290,8 @@ class Engine:
         except Exception as error:  # whatever it is, no client may wait forever
             failure = error
         finally:
+            with contextlib.suppress(Exception):  # of a device that has failed
+                self._scheduler.flight.wait_for_all()  # its tensors and graphs must outlive what still runs
             self._handles.end_all(failure)
             if self._log is not None:
                 self._log.close()

@@ -1,5 +1,6 @@
 """All experiments, by name."""
 
+from deepinfer_lab.lab.batch_invariance import BATCH_INVARIANCE
 from deepinfer_lab.lab.experiment import Experiment
 from deepinfer_lab.lab.first_model import FEW_BITS, SERVE_REAL_MODEL
 from deepinfer_lab.lab.kernel_experiments import TILED_GEMM, W3_BATCH_TILE
@@ -27,5 +28,6 @@ EXPERIMENTS: dict[str, Experiment] = {
         OVERLAP_ABLATION,
         CPU_GPU_GAP,
         OVERLAP_PROOF,
+        BATCH_INVARIANCE,
     )
 }

@@ -74,8 +74,13 @@ class Setting:
 def load_for(spec: str, bits: str, group: int) -> LoadedModel:
     """A model with the dispatch table of the card at hand, where it has been measured. The last one is kept for whoever asks
     for the same."""
+    return load_model(spec, bits=bits, group=group, dispatch=card_table())
+
+
+def card_table() -> Path | None:
+    """The dispatch table that was measured on the card at hand; None where there is none."""
     table = project.data() / provenance.device_slug() / "dispatch.json"
-    return load_model(spec, bits=bits, group=group, dispatch=table if table.is_file() else None)
+    return table if table.is_file() else None
 
 
 def random_prompts(model: LoadedModel, count: int, tokens: int, seed: int) -> list[list[int]]:

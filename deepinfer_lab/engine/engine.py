@@ -1,7 +1,6 @@
 """The engine: a scheduler on a thread of its own, and what clients call."""
 
 import contextlib
-import dataclasses
 import threading
 import time
 from collections import Counter
@@ -13,27 +12,21 @@ from queue import Empty, SimpleQueue
 import torch
 
 from deepinfer_lab.engine import admission
+from deepinfer_lab.engine.assemble import assemble, longest
 from deepinfer_lab.engine.config import EngineConfig
-from deepinfer_lab.engine.cuda_lane import cuda_lanes
 from deepinfer_lab.engine.event import Event, TokenEvent
 from deepinfer_lab.engine.event_log import EventLog
 from deepinfer_lab.engine.handle import Completion, RequestHandle
 from deepinfer_lab.engine.handles import Handles
-from deepinfer_lab.engine.lane import HostLane, Lane
 from deepinfer_lab.engine.openmp import release_thread_pool
-from deepinfer_lab.engine.planner import Limits
-from deepinfer_lab.engine.policy import Policy, policy_named
 from deepinfer_lab.engine.request import Request
 from deepinfer_lab.engine.sampling import SamplingParams
-from deepinfer_lab.engine.scheduler import Scheduler
 from deepinfer_lab.engine.stop_text import StopText
 from deepinfer_lab.errors import AdmissionError, SettingError
-from deepinfer_lab.kv.pool import KVPool
 from deepinfer_lab.model.decoder import Decoder
 from deepinfer_lab.model.load import load_model
 from deepinfer_lab.model.tokenizer import Tokenizer
 
-MIB = 1 << 20
 METRICS_S = 1.0  # between two snapshots
 
 
@@ -58,24 +51,8 @@ class Engine:
     ) -> None:
         self.config = config or EngineConfig()
         self.model, self.tokenizer = model, tokenizer
-        mib = self.config.kv_cache_mib or (4096 if model.device.type == "cuda" else 512)
-        shape = dataclasses.replace(model.kv_shape, quantised=self.config.kv_dtype == "int8")
-        self._max_context = min(model.config.max_context, self.config.max_context or model.config.max_context)
-        on_gpu = model.device.type == "cuda"
-        self.kv = KVPool.within(mib * MIB, shape, self.config.block_size, model.device, scratch=on_gpu)
-        policy = self.config.policy
-        if isinstance(policy, str):
-            policy = policy_named(policy, self.config.itl_target_ms)
-        self._scheduler = Scheduler(
-            model,
-            self.kv,
-            policy if on_gpu else policy.on_one_lane(),
-            tokenizer.eos_ids if tokenizer else frozenset(),
-            Limits(self.config.chunk_tokens, self.config.max_batch, self.config.max_in_flight),
-            prefix_cache=self.config.prefix_cache,
-            stream=tokenizer.stream if tokenizer else None,
-            lane=self._cuda_lane(policy) if on_gpu else HostLane,
-        )
+        self._scheduler = assemble(model, tokenizer, self.config)
+        self.kv = self._scheduler.kv
         self._log = EventLog(self.config.event_log) if self.config.event_log else None
         self._handles = Handles([each for each in (self._log and self._log.add, listener) if each])
         self._refusals: Counter[str] = Counter()
@@ -141,7 +118,7 @@ class Engine:
             admission.check(
                 request,
                 vocab_size=self.model.config.vocab_size,
-                max_context=self._max_context,
+                max_context=longest(self.model, self.config),
                 pool_tokens=self.kv.num_blocks * self.kv.block_size,
             )
             return self._handles.add(
@@ -251,14 +228,6 @@ class Engine:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
-
-    def _cuda_lane(self, policy: Policy) -> Callable[[str, Decoder, KVPool], Lane]:
-        config = self.config
-        lanes = cuda_lanes(
-            policy.placement, self.model, self.kv, graphs=config.cuda_graphs, chunk_tokens=config.chunk_tokens,
-            max_batch=config.max_batch, max_context=self._max_context, decode_share=config.decode_share,
-        )  # fmt: skip
-        return lambda name, model, kv: lanes[name]
 
     def _with_totals(self, status: dict[str, object]) -> dict[str, object]:
         return {**status, "refusals": dict(self._refusals), "kv_bytes": self.kv.nbytes}

@@ -51,7 +51,7 @@ class Scheduler:
         stream: Callable[[], TokenStream] | None = None,
         lane: Callable[[str, Decoder, KVPool], Lane] = HostLane,
     ) -> None:
-        self._kv, self._policy, self._limits = kv, policy, limits
+        self.kv, self._policy, self._limits = kv, policy, limits
         self._eos_ids, self._stream = eos_ids, stream
         self.memory = SequenceMemory(kv, prefix_cache=prefix_cache)
         self.queues = Queues(self.memory)
@@ -216,7 +216,7 @@ class Scheduler:
             )
         ]
         chosen: dict[Sequence, Choice | RequestFailed] = {}
-        block_size = self._kv.block_size
+        block_size = self.kv.block_size
         for sequence, count in zip(work.sequences, counts, strict=True):
             # Where it may have filled a block:
             if sequence.computed % block_size < count and sequence.phase is not Phase.FINISHED:

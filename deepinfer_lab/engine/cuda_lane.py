@@ -7,21 +7,26 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch.profiler import record_function
 
 from deepinfer_lab.engine.lane import Ticket
 from deepinfer_lab.engine.placement import Placement
 from deepinfer_lab.engine.sm_partition import PartitionError, partition_streams
-from deepinfer_lab.engine.step_graph import LastTokens, StepGraphs, likeliest
+from deepinfer_lab.engine.step_graph import LastTokens, StepGraph, StepGraphs, likeliest
 from deepinfer_lab.engine.work import KNOWN, Work
 from deepinfer_lab.kernels import preload
 from deepinfer_lab.kv.pool import KVPool
 from deepinfer_lab.model.decoder import Decoder
+from deepinfer_lab.model.step_input import to_device
 from deepinfer_lab.progress import bar
 
 HIGH = -1  # a stream's priority: lower numbers go first
 SPAN_MS = 60_000.0
+
+
+Launched = tuple["DeviceMark", torch.Tensor, torch.Tensor, object]  # start, logits, likeliest, what must live
 
 
 class DeviceClock:
@@ -88,29 +93,19 @@ class CudaLane:
         last: LastTokens,
     ) -> None:
         self.name = name
-        self._model, self._kv, self._stream, self._clock, self._graphs, self._last = (
-            model,
-            kv,
-            stream,
-            clock,
-            graphs,
-            last,
-        )
+        self._model, self._kv = model, kv
+        self._stream, self._clock = stream, clock
+        self._graphs, self._last = graphs, last
         self._launches = 0
 
     def launch(self, work: Work) -> Ticket:
         """Enqueue a forward pass, the choice of the likeliest tokens, and their way to the host."""
         self._stream.wait_stream(torch.cuda.current_stream(self._model.device))
         with torch.cuda.stream(self._stream), record_function(work.phase):
-            started = self.mark()
             if self._graphs is None:
-                logits, best, kept = self._eagerly(work)
+                started, logits, best, kept = self._eagerly(work)
             else:
-                graph = self._graphs.for_work(work)
-                kept = graph.launch(work)
-                logits, best = graph.logits, graph.likeliest
-                if not work.greedy:  # the next launch of this graph would write over them
-                    logits = logits.clone()
+                started, logits, best, kept = self._captured(self._graphs.for_work(work), work)
             on_host = torch.empty(best.shape, dtype=best.dtype, pin_memory=True)
             on_host.copy_(best, non_blocking=True)
         self._launches += 1
@@ -124,28 +119,41 @@ class CudaLane:
         event.record(self._stream)
         return DeviceMark(event, self._clock)
 
-    def _eagerly(self, work: Work) -> tuple[torch.Tensor, torch.Tensor, object]:
+    def _captured(self, graph: StepGraph, work: Work) -> Launched:
+        prepared = graph.prepare(work)
+        # Memory first: once the graph has run, the lane's last tokens are this step's, and it cannot be tried again.
+        copy = None if work.greedy else torch.empty_like(graph.logits)
+        started = self.mark()
+        graph.launch(prepared)
+        if copy is not None:  # the next launch of this graph writes over its own
+            copy.copy_(graph.logits)
+        return started, graph.logits if copy is None else copy, graph.likeliest, prepared
+
+    def _eagerly(self, work: Work) -> Launched:
+        started = self.mark()
         step = work.step(self._kv.block_size, self._model.device)
         if any(row != KNOWN for row in work.sources):
             rows = step.token_ids[-len(work.decodes) :]
-            sources = torch.tensor(work.sources[-len(work.decodes) :], device=rows.device)
+            sources = to_device(np.array(work.sources[-len(work.decodes) :]), rows.device)
             rows.copy_(self._last.fill_in(rows, sources))
         logits = self._model.forward(step, self._kv)
         best = likeliest(logits)
         if work.decodes:
             self._last.remember(best)
-        return logits, best, step
+        return started, logits, best, step
 
 
 @contextmanager
 def _nothing_collected() -> Iterator[None]:
     """No garbage collection inside: graphs of an engine that is gone must not be destroyed while another is captured."""
     gc.collect()
+    was_on = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        gc.enable()
+        if was_on:
+            gc.enable()
 
 
 def cuda_lanes(
@@ -166,9 +174,6 @@ def cuda_lanes(
         chunk_tokens, max_batch, max_context: the largest chunk, batch and sequence that they will be given.
         decode_share: of the multiprocessors, that prefill leaves to decode where the placement divides them; None: the
             placement's own. Where this device, driver or installation cannot, a warning says why, and nothing is divided.
-
-    Raises:
-        SettingError: `decode_share` leaves one side without multiprocessors.
     """
     device = model.device
     streams = {
@@ -187,7 +192,7 @@ def cuda_lanes(
             if not placement.confined:
                 streams["decode"] = small
     clock = DeviceClock(device)
-    if graphs:
+    if graphs and model.uses_kernels:
         preload(device)
     lanes = {}
     for name, stream in streams.items():

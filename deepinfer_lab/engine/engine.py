@@ -260,7 +260,7 @@ class Engine:
             failure = error
         finally:
             with contextlib.suppress(Exception):  # of a device that has failed
-                self._scheduler.flight.wait_for_all()  # its tensors and graphs must outlive what still runs
+                self._scheduler.drain()  # its tensors and graphs must outlive what still runs
             self._handles.end_all(failure)
             if self._log is not None:
                 self._log.close()

@@ -17,8 +17,8 @@ class Flight:
 
     @property
     def room(self) -> int:
-        """How many more may be launched."""
-        return self.limit - len(self._tickets)
+        """How many more may be launched. The limit may have been lowered since the others were."""
+        return max(0, self.limit - len(self._tickets))
 
     @property
     def ends(self) -> list[Mark]:

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from deepinfer_lab.errors import SettingError
+
 Phase = Literal["prefill", "decode", "mixed"]
 
 
@@ -16,6 +18,9 @@ class Placement:
         priority: decode's kernels are chosen before prefill's where both wait for a multiprocessor.
         decode_share: of the multiprocessors, which prefill does not get; None where they are not divided.
         confined: decode may use prefill's multiprocessors as well as its own.
+
+    Raises:
+        SettingError: fused on two lanes, or multiprocessors divided for one.
     """
 
     name: str
@@ -25,6 +30,14 @@ class Placement:
     priority: bool = False
     decode_share: float | None = None
     confined: bool = False
+
+    def __post_init__(self) -> None:
+        if self.fused and self.prefill != self.decode:
+            raise SettingError(
+                f"placement '{self.name}': fused work runs on one lane, in order; allowed is one name for both"
+            )
+        if self.decode_share is not None and self.prefill == self.decode:
+            raise SettingError(f"placement '{self.name}': decode_share divides between two lanes, and there is one")
 
     @property
     def lanes(self) -> tuple[str, ...]:

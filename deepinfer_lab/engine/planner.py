@@ -60,8 +60,10 @@ class Planner:
     def plan(self, chunk_tokens: int) -> Plan:
         """What to run now, with chunks of at most so many tokens."""
         room, fused = self._flight.room, self._policy.placement.fused
-        decode, rows = self._with_room_to_grow() if room else ((), {})
+        decode, rows, stuck = self._with_room_to_grow() if room else ((), {}, None)
         prefill = self._next_to_read() if room else None
+        if prefill and stuck and stuck.arrival < prefill.arrival:
+            prefill = None  # it may hold what an older one needs: out of flight, it can be preempted
         if fused and not decode and self._flight.batches:
             prefill = None  # alone, it would hold up those who decode for a step in which they get nothing
         if prefill and room == 1 and self._queues.decoding and not fused and not self._policy.join.each:
@@ -81,8 +83,9 @@ class Planner:
         """Whose prompt goes on. The chunk before may still be in flight: its lane runs them in order."""
         return next((s for s in self._queues.turns if s.launched < len(s.tokens)), None)
 
-    def _with_room_to_grow(self) -> tuple[tuple[Sequence, ...], dict[Sequence, int]]:
-        """Those that can take a decode step now, each with a slot for its token, and the `rows` of a `Plan`.
+    def _with_room_to_grow(self) -> tuple[tuple[Sequence, ...], dict[Sequence, int], Sequence | None]:
+        """Those that can take a decode step now, each with a slot for its token; the `rows` of a `Plan`; and the oldest that is
+        due and gets no block.
 
         One batch is in flight at a time, or two where the second goes on from the first: joining it, newcomers need not form
         a batch of their own. In order of arrival, and whoever needs a block may take it from those that arrived later alone:
@@ -91,20 +94,23 @@ class Planner:
         batches = self._flight.batches
         rows: dict[Sequence, int] = {}
         if self._tempo.early_by() > 0:
-            return (), {}
+            return (), {}, None
         if batches:
             if len(batches) > 1 or not self._runs_ahead(batches[0]):
-                return (), {}
+                return (), {}, None
             rows = {s: row for row, s in enumerate(batches[0].work.sequences) if _goes_on(s)}
         chosen: list[Sequence] = []
+        stuck = None
         for sequence in list(self._queues.ready):
             if (sequence.phase is not Phase.DECODE or sequence.in_flight) and sequence not in rows:
                 continue  # not due, or preempted a moment ago
             if sequence.launched < len(sequence.blocks) * self._block_size or self._queues.grow(sequence):
                 chosen.append(sequence)
             elif batches:
-                return (), {}  # nobody in flight can be preempted: let what runs finish
-        return tuple(chosen), rows
+                return (), {}, sequence  # nobody in flight can be preempted: let what runs finish
+            else:
+                stuck = stuck or sequence
+        return tuple(chosen), rows, stuck
 
     def _runs_ahead(self, ticket: Ticket) -> bool:
         """Whether the next step can be launched before the tokens of this one are known."""

@@ -102,6 +102,8 @@ class Scheduler:
         events = self._commit_finished()
         self.memory.allocator.reclaim()
         self.queues.start(self._limits.max_batch)
+        if not self.queues.decoding:
+            self._tempo.pause()
         plan = self._planner.plan(self._limits.chunk_tokens)
         self.memory.scrub()
         self._launched = set()
@@ -119,6 +121,11 @@ class Scheduler:
                 self.flight.wait()
             events += self._commit_finished()
         return events
+
+    def drain(self) -> None:
+        """Wait for all that was enqueued, by launches that failed too."""
+        for lane in self.lanes.values():
+            lane.mark().wait()
 
     def check_integrity(self) -> None:
         """Assert that every block is in exactly one place."""
@@ -188,7 +195,8 @@ class Scheduler:
     def _without_memory(self, work: Work, lane: Lane, failure: str) -> list[Event]:
         """Halve a batch for which there is no memory. One request alone that does not fit is ended."""
         if any(row != KNOWN for row in work.sources):
-            return []  # once the tokens are known, it is tried again
+            lane.mark().wait()  # what was enqueued before memory ran out may still write
+            return self._commit_finished()  # and now the tokens are known: it is tried again
         if len(work.sequences) == 1:
             name = work.sequences[0].request.id
             cause = OutOfDeviceMemory(f"request {name}: {work.phase} of {work.counts[0]} tokens: {failure}")

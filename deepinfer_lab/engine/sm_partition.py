@@ -9,8 +9,6 @@ from typing import Any
 
 import torch
 
-from deepinfer_lab.errors import SettingError
-
 
 class PartitionError(Exception):
     """The device, the driver or what is installed cannot divide multiprocessors."""
@@ -22,7 +20,6 @@ def partition_streams(device: torch.device, share: float) -> tuple[torch.cuda.St
     The green contexts live as long as the process: kernels that are still running when they go would fail.
 
     Raises:
-        SettingError: `share` leaves one side without multiprocessors.
         PartitionError: green contexts cannot be had here.
     """
     try:
@@ -31,20 +28,23 @@ def partition_streams(device: torch.device, share: float) -> tuple[torch.cuda.St
         raise PartitionError(
             "multiprocessors cannot be divided without cuda-bindings: pip install cuda-bindings"
         ) from None
-    with torch.cuda.device(device):
-        torch.cuda.current_stream().synchronize()  # the primary context exists now
-        handle = _ask(driver.cuDeviceGet(torch.cuda.current_device()))
-        kind = driver.CUdevResourceType.CU_DEV_RESOURCE_TYPE_SM
-        whole = _ask(driver.cuDeviceGetDevResource(handle, kind))
-        wanted = round(share * whole.sm.smCount)
-        if not 0 < wanted < whole.sm.smCount:
-            raise SettingError(
-                f"decode_share = {share}: of {whole.sm.smCount} multiprocessors, each side must have at least one"
-            )
-        groups, made, rest = _ask(driver.cuDevSmResourceSplitByCount(1, whole, 0, wanted))
-        if made != 1 or not rest.sm.smCount:
-            raise PartitionError(f"the driver does not divide {whole.sm.smCount} multiprocessors by {share}")
-        return _stream(driver, handle, groups[0]), _stream(driver, handle, rest)
+    try:
+        with torch.cuda.device(device):
+            return _divide(driver, share)
+    except (RuntimeError, AttributeError) as error:  # a driver, or bindings, from before green contexts
+        raise PartitionError(f"multiprocessors cannot be divided: {error}") from error
+
+
+def _divide(driver: Any, share: float) -> tuple[torch.cuda.Stream, torch.cuda.Stream]:
+    torch.cuda.current_stream().synchronize()  # the primary context exists now
+    device = _ask(driver.cuDeviceGet(torch.cuda.current_device()))
+    whole = _ask(driver.cuDeviceGetDevResource(device, driver.CUdevResourceType.CU_DEV_RESOURCE_TYPE_SM))
+    count = whole.sm.smCount
+    wanted = min(max(1, round(share * count)), count - 1)
+    groups, made, rest = _ask(driver.cuDevSmResourceSplitByCount(1, whole, 0, wanted))
+    if made != 1 or not rest.sm.smCount:
+        raise PartitionError(f"the driver does not divide {count} multiprocessors into {wanted} and the rest")
+    return _stream(driver, device, groups[0]), _stream(driver, device, rest)
 
 
 def _stream(driver: Any, device: Any, part: Any) -> torch.cuda.Stream:

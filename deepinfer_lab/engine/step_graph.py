@@ -1,5 +1,6 @@
 """Forward passes captured as CUDA graphs: a launch costs microseconds, not one launch for each kernel."""
 
+import contextlib
 from collections.abc import Iterator
 
 import torch
@@ -78,21 +79,27 @@ class StepGraph:
             self.likeliest = likeliest(self.logits)
             if shape.rows:
                 last.remember(self.likeliest)
-        finally:
-            self._graph.capture_end()
+        except BaseException:
+            with contextlib.suppress(RuntimeError):  # the capture is void, and why matters more
+                self._graph.capture_end()
+            raise
+        self._graph.capture_end()
 
     @property
     def pool(self) -> tuple[int, int]:
         """Memory of its intermediates; a graph that never runs beside this one can share it."""
         return self._graph.pool()
 
-    def launch(self, work: Work) -> torch.Tensor:
-        """Enqueue on the current stream. Returns the host memory that its input is copied from, to be kept meanwhile."""
+    def prepare(self, work: Work) -> torch.Tensor:
+        """What `launch` wants, in host memory that must live until the launch has run."""
         memory = torch.empty(self._input.memory.shape, dtype=torch.int64, pin_memory=True)
         PaddedInput(self.shape, memory).fill(work, self._block_size, self._scratch, self._max_context)
-        self._input.memory.copy_(memory, non_blocking=True)
-        self._graph.replay()
         return memory
+
+    def launch(self, prepared: torch.Tensor) -> None:
+        """Enqueue on the current stream."""
+        self._input.memory.copy_(prepared, non_blocking=True)
+        self._graph.replay()
 
     def _idle(self, host: PaddedInput) -> None:
         """Numbers of a step that does nothing, so that what is enqueued before the first launch stays within bounds."""
@@ -122,7 +129,7 @@ class StepGraphs:
         columns = -(
             -(max_tokens + chunk_tokens) // kv.block_size
         )  # a chunk's padding may pass the longest sequence's end
-        self._columns = ladder(min(FEWEST_POSITIONS // kv.block_size, columns), columns, 4)
+        self._columns = ladder(min(max(1, FEWEST_POSITIONS // kv.block_size), columns), columns, 4)
         self._graphs: dict[PaddedShape, StepGraph] = {}
         self._memory: tuple[int, int] | None = None
         self._warm: set[tuple[bool, bool]] = set()
@@ -133,7 +140,8 @@ class StepGraphs:
             for phase in self._phases:
                 chunks = [0] if phase == "decode" else self._chunks
                 rows = [0] if phase == "prefill" else self._rows
-                yield from (PaddedShape(chunk, count, columns) for chunk in chunks for count in rows)
+                fitting = [chunk for chunk in chunks if chunk <= columns * self._kv.block_size]
+                yield from (PaddedShape(chunk, count, columns) for chunk in fitting for count in rows)
 
     def capture(self, shape: PaddedShape) -> StepGraph:
         """The graph of a shape, captured if it is asked for for the first time."""

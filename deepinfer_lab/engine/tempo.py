@@ -13,7 +13,7 @@ class Tempo:
     def __init__(self, policy: Policy, flight: Flight) -> None:
         self._sizer, self._pace_ms, self._flight = policy.sizer, policy.join.pace_ms, flight
         self._decode_ms = 0.0  # of the newest step that did nothing else
-        self._decoded_at: float | None = None  # when the last decode result came, where somebody waits for the next
+        self._decoded_at: float | None = None  # when the last decode result was seen, where somebody waits for the next
 
     def observe(self, ticket: Ticket, *, somebody_waits: bool) -> None:
         """Note a piece of work that has run.
@@ -21,8 +21,8 @@ class Tempo:
         Args:
             somebody_waits: for a decode step after this one.
         """
-        work, finished = ticket.work, ticket.finished.time()
-        ms = (finished - ticket.started.time()) * 1e3
+        work, now = ticket.work, time.perf_counter()
+        ms = (ticket.finished.time() - ticket.started.time()) * 1e3
         if work.chunk is None:
             self._decode_ms = ms
             self._sizer.observe_decode(len(work.spans), sum(span.start for span in work.spans), ms)
@@ -31,8 +31,12 @@ class Tempo:
             self._sizer.observe_prefill(len(work.chunk.tokens), work.chunk.start, alone)
         if work.decodes:
             if self._decoded_at is not None:
-                self._sizer.observe_gap((finished - self._decoded_at) * 1e3)
-            self._decoded_at = finished if somebody_waits else None
+                self._sizer.observe_gap((now - self._decoded_at) * 1e3)
+            self._decoded_at = now if somebody_waits else None
+
+    def pause(self) -> None:
+        """Nobody decodes: what comes next is no gap."""
+        self._decoded_at = None
 
     def early_by(self) -> float:
         """Seconds until the next decode step may be launched, so that a prompt in flight has its time."""

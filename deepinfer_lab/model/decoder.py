@@ -8,7 +8,7 @@ from torch.nn.functional import embedding, rms_norm
 
 from deepinfer_lab.kv.pool import KVPool, KVShape
 from deepinfer_lab.model.config import ModelConfig
-from deepinfer_lab.model.ops import Ops, StepOps, ops_for
+from deepinfer_lab.model.ops import Ops, StepOps, TorchOps, ops_for
 from deepinfer_lab.model.rope import Rope
 from deepinfer_lab.model.step_input import StepInput
 from deepinfer_lab.quant.linear import DenseLinear, QuantLinear
@@ -84,6 +84,11 @@ class Decoder:
     def step_bytes(self) -> int:
         """Bytes of weights that one forward pass must read, however few its tokens: the roofline's numerator."""
         return sum(linear.read_bytes for linear in self._linears()) + self._lm_head.read_bytes
+
+    @property
+    def uses_kernels(self) -> bool:
+        """Whether its forward pass launches kernels of this package."""
+        return not isinstance(self._ops, TorchOps) or any(isinstance(each, QuantLinear) for each in self._linears())
 
     def _linears(self) -> Iterator[Linear]:
         return (linear for b in self._blocks for linear in (b.qkv, b.o, b.gate_up, b.down))

@@ -69,10 +69,11 @@ class StepInput:
             ]
             wanted = np.concatenate(every)
 
-        def tensor(values: np.ndarray) -> torch.Tensor:
-            return torch.from_numpy(values).to(device)
+        arrays = (tokens, positions, slots, starts, np.array(context_lens), table, wanted)
+        return cls(*(to_device(array, device) for array in arrays), tuple(lengths), tuple(context_lens))
 
-        return cls(
-            tensor(tokens), tensor(positions), tensor(slots), tensor(starts), tensor(np.array(context_lens)), tensor(table),
-            tensor(wanted), tuple(lengths), tuple(context_lens),
-        )  # fmt: skip
+
+def to_device(values: np.ndarray, device: torch.device) -> torch.Tensor:
+    """Copied in stream order: a copy from memory that is not pinned would wait for all that the stream has to do."""
+    tensor = torch.from_numpy(values)
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)

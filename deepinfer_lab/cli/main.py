@@ -5,11 +5,13 @@ import sys
 import click
 
 from deepinfer_lab.cli.bench import bench
+from deepinfer_lab.cli.compare import compare
 from deepinfer_lab.cli.info import info, list_
 from deepinfer_lab.cli.kernels import kernels
 from deepinfer_lab.cli.models import fetch, generate, quantise
 from deepinfer_lab.cli.notebooks import publish, run
 from deepinfer_lab.cli.quality import quality
+from deepinfer_lab.cli.report import report
 from deepinfer_lab.errors import DeepInferError
 
 
@@ -41,5 +43,5 @@ def main() -> None:
     """
 
 
-for command in (generate, fetch, quantise, run, publish, bench, quality, kernels, list_, info):
+for command in (generate, fetch, quantise, run, publish, bench, quality, compare, report, kernels, list_, info):
     main.add_command(command)

@@ -3,6 +3,7 @@
 from deepinfer_lab.lab.batch_invariance import BATCH_INVARIANCE
 from deepinfer_lab.lab.experiment import Experiment
 from deepinfer_lab.lab.first_model import FEW_BITS, SERVE_REAL_MODEL
+from deepinfer_lab.lab.ghost_reply import GHOST_REPLY
 from deepinfer_lab.lab.kernel_experiments import TILED_GEMM, W3_BATCH_TILE
 from deepinfer_lab.lab.overlap_experiments import (
     CHUNK_INFLIGHT,
@@ -22,6 +23,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         TILED_GEMM,
         W3_BATCH_TILE,
         QUANTISATION_QUALITY,
+        GHOST_REPLY,
         OVERLAP_SWEEP,
         LONG_INSERTION,
         CHUNK_INFLIGHT,

@@ -2,7 +2,7 @@
 
 import random
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
@@ -14,18 +14,10 @@ from deepinfer_lab.engine.request import Request
 from deepinfer_lab.engine.sampling import SamplingParams
 from deepinfer_lab.engine.scheduler import Scheduler
 from deepinfer_lab.engine.stopping import FinishReason
-from deepinfer_lab.kv.blocks import BlockAllocator, Fence
 from deepinfer_lab.kv.pool import KVPool
 from deepinfer_lab.model.decoder import Decoder
 
 BLOCK = 4
-
-
-class Hasty(BlockAllocator):
-    """Skips PENDING."""
-
-    def release(self, blocks: Sequence[int], fences: Iterable[Fence]) -> None:
-        super().release(blocks, ())
 
 
 class Bench:

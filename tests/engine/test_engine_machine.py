@@ -4,18 +4,19 @@ import itertools
 import unittest
 
 import pytest
-from bench import BLOCK, Bench, Hasty, alone_on
+from bench import BLOCK, Bench, alone_on
 from hypothesis import Phase as Stage
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from lanes import LATE, LATE_FUSED, SimulatedLane
 
 from deepinfer_lab.engine.request import Phase, Request
 from deepinfer_lab.engine.sampling import SamplingParams
+from deepinfer_lab.engine.simulated_lane import LATE, LATE_FUSED, SimulatedLane
 from deepinfer_lab.engine.stopping import FinishReason
 from deepinfer_lab.kv.blocks import BlockState
 from deepinfer_lab.kv.prefix import PrefixCache
+from deepinfer_lab.lab.ghost_stage import Hasty
 from deepinfer_lab.model.decoder import Decoder
 
 # Few letters and fixed beginnings, so that prefixes are shared; lengths around multiples of the block size of 4.

@@ -1,10 +1,11 @@
 """The ghost reply: a block handed out while somebody's launched work may still write to it."""
 
 import pytest
-from bench import BLOCK, Bench, Hasty, alone_on, request
-from lanes import LATE, SimulatedLane
+from bench import BLOCK, Bench, alone_on, request
 
+from deepinfer_lab.engine.simulated_lane import LATE, SimulatedLane
 from deepinfer_lab.kv.blocks import BlockAllocator
+from deepinfer_lab.lab.ghost_stage import Hasty
 
 
 def reply_after_a_cancel(model, allocator: type[BlockAllocator]) -> tuple[list[int], int]:

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 import pytest
 import torch
 from bench import BLOCK, Bench, alone_on, request
-from lanes import LATE, SimulatedLane
 
 from deepinfer_lab.engine import work
 from deepinfer_lab.engine.config import EngineConfig
@@ -14,6 +13,7 @@ from deepinfer_lab.engine.engine import Engine
 from deepinfer_lab.engine.event import StepEvent
 from deepinfer_lab.engine.request import Request
 from deepinfer_lab.engine.sampling import SamplingParams
+from deepinfer_lab.engine.simulated_lane import LATE, SimulatedLane
 from deepinfer_lab.engine.stopping import FinishReason
 from deepinfer_lab.errors import NonFiniteLogits, OutOfDeviceMemory
 from deepinfer_lab.model.decoder import Decoder

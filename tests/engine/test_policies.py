@@ -6,11 +6,11 @@ from itertools import pairwise
 import pytest
 import torch
 from bench import BLOCK, MIXED, Bench, alone_on, request
-from lanes import LATE, LATE_FUSED, SimulatedLane
 
 from deepinfer_lab.engine.config import EngineConfig
 from deepinfer_lab.engine.engine import Engine
 from deepinfer_lab.engine.policy import BARRIER, PRESETS, Join, policy_named
+from deepinfer_lab.engine.simulated_lane import LATE, LATE_FUSED, SimulatedLane
 from deepinfer_lab.engine.sizer import Fixed
 from deepinfer_lab.errors import SettingError
 
@@ -234,9 +234,8 @@ class Clock:
 
 def test_paced_decode_leaves_time_to_a_prompt_and_to_nobody_else(tiny, monkeypatch):
     clock = Clock()
-    for module in ("scheduler", "lane", "tempo"):
+    for module in ("scheduler", "lane", "tempo", "simulated_lane"):
         monkeypatch.setattr(f"deepinfer_lab.engine.{module}.time", clock)
-    monkeypatch.setattr("lanes.time", clock)
     bench = late(tiny, replace(LATE, join=Join("paced", pace_ms=20.0)), chunk=4)
     bench.add(request("reader", 4, 40))
     read_prompts(bench)

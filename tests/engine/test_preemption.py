@@ -4,9 +4,9 @@ import random
 
 import pytest
 from bench import BLOCK, MIXED, Bench, alone_on, request
-from lanes import LATE, SimulatedLane
 
 from deepinfer_lab.engine.event import FinishEvent
+from deepinfer_lab.engine.simulated_lane import LATE, SimulatedLane
 from deepinfer_lab.engine.stopping import FinishReason
 
 

@@ -70,7 +70,9 @@ def test_cuda_sources_are_those_that_passed_on_the_gpu(path):
 
 def test_what_was_corrected_did_fail():
     records = [json.loads(path.read_text(encoding="utf-8")) for path in DATA.glob("*/verification.json")]
-    assert {test for record in records for test in CORRECTED_SINCE if record["tests"].get(test) == "failed"} == CORRECTED_SINCE
+    assert {
+        test for record in records for test in CORRECTED_SINCE if record["tests"].get(test) == "failed"
+    } == CORRECTED_SINCE
 
 
 @pytest.mark.parametrize("path", sorted(DATA.glob("*/sanitizer.json")), ids=lambda path: path.parent.name)

@@ -188,9 +188,9 @@ def cuda_lanes(
                 f"{reason}; placement '{placement.name}' goes on with all of them for both lanes", stacklevel=2
             )
         else:
-            streams["prefill"] = rest
+            streams[placement.prefill] = rest
             if not placement.confined:
-                streams["decode"] = small
+                streams[placement.decode] = small
     clock = DeviceClock(device)
     if graphs and model.uses_kernels:
         preload(device)

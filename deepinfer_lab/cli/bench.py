@@ -3,6 +3,7 @@
 import json
 import time
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -35,12 +36,7 @@ def bench() -> None:
 )
 def serve(
     model: str,
-    bits: str,
-    method: str,
-    group: int,
-    device: str | None,
-    dispatch: str | None,
-    batch_invariant: bool,
+    weights: dict[str, Any],
     config: EngineConfig,
     trace: Path | None,
     loads: load_options.Loads,
@@ -67,18 +63,11 @@ def serve(
     if rounds < 1:
         raise click.BadParameter(f"{rounds}: allowed is 1 or more", param_hint="--rounds")
     started = time.perf_counter()
-    loaded = load_model(
-        model,
-        bits=bits,
-        method=method,
-        group=group,
-        device=device,
-        dispatch=dispatch,
-        batch_invariant=batch_invariant,
-    )
+    loaded = load_model(model, **weights)
     load_s, peak = time.perf_counter() - started, serve_bench.peak_memory_bytes()
     click.echo(
-        f"{loaded.name}, bits {bits}: loaded in {load_s:.1f} s" + (f", peak {peak / 1e9:.2f} GB" if peak else "")
+        f"{loaded.name}, bits {weights['bits']}: loaded in {load_s:.1f} s"
+        + (f", peak {peak / 1e9:.2f} GB" if peak else "")
     )
     if loaded.decoder.device.type == "cpu" and config.policy != "serial":
         click.echo(f"policy {config.policy}: nothing overlaps without a GPU; one lane, decode first")

@@ -1,6 +1,7 @@
 """Commands about one model: use it, fetch it, quantise it."""
 
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -38,12 +39,7 @@ from deepinfer_lab.engine.config import EngineConfig
 def generate(
     prompt: str,
     model: str,
-    bits: str,
-    method: str,
-    group: int,
-    device: str | None,
-    dispatch: str | None,
-    batch_invariant: bool,
+    weights: dict[str, Any],
     config: EngineConfig,
     trace: Path | None,
     max_tokens: int,
@@ -68,17 +64,7 @@ def generate(
     )
     with (
         options.traced(trace) as listener,
-        Engine.load(
-            model,
-            bits=bits,
-            method=method,
-            group=group,
-            device=device,
-            dispatch=dispatch,
-            batch_invariant=batch_invariant,
-            config=config,
-            listener=listener,
-        ) as engine,
+        Engine.load(model, **weights, config=config, listener=listener) as engine,
     ):
         has_template = engine.tokenizer is not None and engine.tokenizer.chat_template is not None
         if chat or (chat is None and has_template and prompt):

@@ -76,8 +76,17 @@ def batch_invariant(command: Command) -> Command:
     )(command)
 
 
+WEIGHT_SETTINGS = ("bits", "method", "group", "device", "dispatch", "batch_invariant")
+
+
 def model(command: Command) -> Command:
-    """--model, --bits, --method, --group, --device, --dispatch and --batch-invariant."""
+    """--model, --bits, --method, --group, --device, --dispatch and --batch-invariant. The command receives the first as
+    `model: str` and the others as `weights: dict`, as `load_model` and `Engine.load` take them."""
+
+    @wraps(command)
+    def with_weights(**given: Any) -> Any:
+        return command(weights={name: given.pop(name) for name in WEIGHT_SETTINGS}, **given)
+
     for option in (
         batch_invariant,
         dispatch,
@@ -87,8 +96,8 @@ def model(command: Command) -> Command:
         bits,
         click.option("--model", default="smollm2-135m", show_default=True, help=MODEL_HELP),
     ):
-        command = option(command)
-    return command
+        with_weights = option(with_weights)
+    return with_weights
 
 
 def policy_lines() -> list[str]:

@@ -13,6 +13,7 @@ from deepinfer_lab.engine.lane import HostMark, Ticket
 from deepinfer_lab.engine.placement import FUSED, TWO_LANES
 from deepinfer_lab.engine.policy import ASYMMETRIC, Policy
 from deepinfer_lab.engine.sizer import Fixed
+from deepinfer_lab.engine.step_graph import likeliest
 from deepinfer_lab.engine.work import KNOWN, Work
 from deepinfer_lab.kv.pool import KVPool
 from deepinfer_lab.model.decoder import Decoder
@@ -37,10 +38,10 @@ class SimulatedLane:
     def launch(self, work: Work) -> Ticket:
         step = work.step(self._kv.block_size, self._model.device)
         logits = torch.full((len(step.logits_index), self._model.config.vocab_size), torch.nan)
-        likeliest = torch.full((2, len(logits)), torch.nan, dtype=torch.float64)
+        best = torch.full((2, len(logits)), torch.nan, dtype=torch.float64)
         self._launched += 1
         mark = LateMark(self, self._launched)
-        ticket = Ticket(self._launched, self.name, HostMark(time.perf_counter()), mark, work, logits, likeliest, step)
+        ticket = Ticket(self._launched, self.name, HostMark(time.perf_counter()), mark, work, logits, best, step)
         self._queue.append((step, ticket))
         return ticket
 
@@ -59,10 +60,9 @@ class SimulatedLane:
             step = replace(step, token_ids=tokens)
         with torch.inference_mode():
             ticket.logits.copy_(self._model.forward(step, self._kv))
-            best, tokens = ticket.logits.max(dim=-1)
-            ticket.likeliest.copy_(torch.stack((best.double(), tokens.double())))
+            ticket.likeliest.copy_(likeliest(ticket.logits))
         if ticket.work.decodes:
-            self._last = tokens
+            self._last = ticket.likeliest[1].long()
         self.done += 1
         return True
 

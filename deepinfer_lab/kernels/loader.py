@@ -131,7 +131,7 @@ def launch_split_k(kernel: Kernel, operands: Operands) -> torch.Tensor:
     """Enqueue a kernel that splits K, and the launch that adds its partial sums. As `launch` otherwise."""
     o = operands
     kernels = loader(o.x.device.index)
-    splits = kernel.splits(o.n, o.k, _multiprocessors(o.x.device.index))
+    splits = kernel.splits(o.n, o.k, multiprocessors(o.x.device.index))
     partial = torch.empty(splits, o.m, o.n, dtype=torch.float32, device=o.x.device)
     tensors = (o.x, o.packed, o.scales, None, partial)
     grid = (*kernel.grid(o.m, o.n), splits)
@@ -142,5 +142,6 @@ def launch_split_k(kernel: Kernel, operands: Operands) -> torch.Tensor:
 
 
 @functools.cache
-def _multiprocessors(device: int) -> int:
+def multiprocessors(device: int) -> int:
+    """How many the device has."""
     return torch.cuda.get_device_properties(device).multi_processor_count

@@ -9,7 +9,7 @@ import math
 import numpy as np
 import torch
 
-from deepinfer_lab.kernels.loader import launch_op
+from deepinfer_lab.kernels.loader import launch_op, multiprocessors
 from deepinfer_lab.kernels.ops_catalogue import HEAD_DIMS, OPS
 from deepinfer_lab.kernels.ops_check import expect, require
 
@@ -57,7 +57,7 @@ def split_size(rows: int, max_context: int, slots: int) -> int:
 
 @functools.cache
 def _slots(device: int, stored: torch.dtype) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count * RESIDENT[stored]
+    return multiprocessors(device) * RESIDENT[stored]
 
 
 def paged_decode(

@@ -57,7 +57,7 @@ def overlap_sweep_rows(params: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def long_insertion_rows(params: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """One row for each case, policy, chunk size and number of readers. Each load runs twice, and the second run counts."""
+    """One row for each case, policy, chunk size and number of readers."""
     for case in params["cases"]:
         model = load_for(case["model"], case["bits"], case["group"])
         document_tokens, readers = case["document_tokens"], case["readers"]
@@ -69,7 +69,6 @@ def long_insertion_rows(params: dict[str, Any]) -> Iterator[dict[str, Any]]:
                 for chunk, count in product(case["chunks"], readers):
                     engine.tune(chunk_tokens=chunk)
                     prompts = random_prompts(model, count, case["reader_prompt_tokens"], params["seed"])
-                    insertion_row(engine, prompts, document, reader_tokens)
                     row = insertion_row(engine, prompts, document, reader_tokens)
                     yield {"case": case["name"], **setting.columns(model), "chunk": chunk, **row}
 
@@ -100,16 +99,11 @@ def overlap_ablation_rows(params: dict[str, Any]) -> Iterator[dict[str, Any]]:
     cells = [(j, g, p) for j in (BARRIER, ASYMMETRIC) for g in (False, True) for p in (TWO_LANES, PRIORITY_LANES)]
     for join, graphs, placement in bar(cells, desc="combinations", unit="cell"):
         name = f"{join.name}, {'graphs' if graphs else 'eager'}, {'priority' if placement.priority else 'no priority'}"
-        made = partial(_policy, name, placement, join)
+        made = partial(Policy, name, placement, Fixed(), join)
         setting = Setting(made, params["chunk"], params["readers"] + 1, graphs=graphs)
         with setting.engine(model, params["document_tokens"] + params["reader_tokens"]) as engine:
-            insertion_row(engine, prompts, document, params["reader_tokens"])
             row = insertion_row(engine, prompts, document, params["reader_tokens"])
             yield {**setting.columns(model), "priority": placement.priority, **row}
-
-
-def _policy(name: str, placement: Any, join: Any) -> Policy:
-    return Policy(name, placement, Fixed(), join)
 
 
 def cpu_gpu_gap_rows(params: dict[str, Any]) -> Iterator[dict[str, Any]]:

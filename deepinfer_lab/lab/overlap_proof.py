@@ -1,9 +1,7 @@
 """The experiment behind the claim that prefill and decode overlap: controls, timelines of real runs, and what it costs each."""
 
-import tempfile
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -13,25 +11,15 @@ from deepinfer_lab.engine.engine import Engine
 from deepinfer_lab.engine.event import StepEvent
 from deepinfer_lab.kernels.spin import MULTIPROCESSORS, spin
 from deepinfer_lab.lab.experiment import Experiment
-from deepinfer_lab.lab.overlap_cells import Setting, load_for, random_prompts
+from deepinfer_lab.lab.overlap_cells import Setting, load_for, random_prompts, traced
+from deepinfer_lab.metrics.chrome_trace import TraceRecorder
 from deepinfer_lab.metrics.intervals import length, union
-from deepinfer_lab.metrics.kernel_trace import KernelTrace, profiled, read
 from deepinfer_lab.metrics.overlap import Overlap, dilation, speedup
 from deepinfer_lab.progress import bar
 from deepinfer_lab.workload.insertion import insert_document
 from deepinfer_lab.workload.open_loop import open_loop
 
 SPIN_MS = 20.0
-
-
-def traced(action: Callable[[], object]) -> KernelTrace:
-    """When each kernel of an action ran."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "trace.json"
-        with profiled(path):
-            action()
-            torch.cuda.synchronize()
-        return read(path)
 
 
 def control_rows() -> Iterator[dict[str, Any]]:
@@ -54,15 +42,15 @@ def control_rows() -> Iterator[dict[str, Any]]:
         }  # fmt: skip
 
 
-def timeline_rows(engine: Engine, steps: list[StepEvent], prompts: Any, document: Any) -> Iterator[dict[str, Any]]:
+def timeline_rows(engine: Engine, heard: TraceRecorder, prompts: Any, document: Any) -> Iterator[dict[str, Any]]:
     """Every step that a lane ran from shortly before a document was sent until shortly after its first token."""
     insert_document(engine, prompts, document, reader_tokens=1024, name="warm-up")
-    steps.clear()
+    heard.events.clear()
     origin = time.perf_counter()
     seen = insert_document(engine, prompts, document, reader_tokens=1024, name="timeline", origin=origin)
     sent, first = seen.window
     around = 0.25 * (first - sent)
-    for step in steps:
+    for step in [event for event in heard.events if isinstance(event, StepEvent)]:
         started, finished = step.started - origin, step.finished - origin
         if finished >= sent - around and started <= first + around:
             yield {
@@ -106,15 +94,10 @@ def overlap_proof_rows(params: dict[str, Any]) -> Iterator[dict[str, Any]]:
     (document,) = random_prompts(model, 1, params["document_tokens"], params["seed"] + 1)
     for policy in bar(params["policies"], desc="policies", unit="policy"):
         setting = Setting(policy, params["chunk"], params["readers"] + 1)
-        steps: list[StepEvent] = []
-
-        def note(event: object, steps: list[StepEvent] = steps) -> None:
-            if isinstance(event, StepEvent):
-                steps.append(event)
-
+        heard = TraceRecorder()
         columns = setting.columns(model)
-        with setting.engine(model, params["document_tokens"] + 1024, note) as engine:
-            for row in timeline_rows(engine, steps, prompts, document):
+        with setting.engine(model, params["document_tokens"] + 1024, heard) as engine:
+            for row in timeline_rows(engine, heard, prompts, document):
                 yield {**columns, **row}
             if policy in params["dilated"]:
                 yield {**columns, **dilation_row(engine, prompts, document, params["new_tokens"])}

@@ -6,8 +6,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
-
 from deepinfer_lab.engine.config import EngineConfig
 from deepinfer_lab.engine.engine import Engine
 from deepinfer_lab.engine.event import Event, StepEvent
@@ -20,6 +18,7 @@ from deepinfer_lab.workload.closed_loop import closed_loop
 from deepinfer_lab.workload.insertion import Insertion, insert_document
 from deepinfer_lab.workload.open_loop import OpenLoopResult, open_loop
 from deepinfer_lab.workload.text import prompts as text_prompts
+from deepinfer_lab.workload.text import random_token_ids
 
 WARM_UP = SamplingParams(max_tokens=4, ignore_eos=True)
 WARM_UP_REQUESTS = 8  # of an open loop, which has no number of clients
@@ -137,8 +136,7 @@ class Server:
     def _prompts(self, lengths: Sequence[int]) -> list[list[int]]:
         """A prompt of each length, all of them different until the text wraps."""
         if self._model.tokenizer is None:
-            draw, vocabulary = np.random.default_rng(SEED), self._model.decoder.config.vocab_size
-            return [draw.integers(0, vocabulary, length).tolist() for length in lengths]
+            return random_token_ids(self._model.decoder.config.vocab_size, lengths, SEED)
         text = itertools.chain.from_iterable(text_prompts(self._model.tokenizer, 1))
         return [list(itertools.islice(text, length)) for length in lengths]
 

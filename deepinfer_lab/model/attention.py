@@ -5,7 +5,6 @@ replayed for other lengths than it was captured with: on the host, a step's leng
 what is attended to.
 """
 
-import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import groupby
@@ -15,6 +14,7 @@ import torch
 from torch.backends.cuda import is_flash_attention_available
 from torch.nn.functional import scaled_dot_product_attention
 
+from deepinfer_lab.kernels.loader import multiprocessors
 from deepinfer_lab.kernels.merge_attention import merge_attention
 from deepinfer_lab.kv.pool import KVPool
 from deepinfer_lab.model.step_input import StepInput
@@ -176,15 +176,10 @@ def _flash(
     return out, sums
 
 
-@functools.cache
-def _multiprocessors(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count
-
-
 def flash_splits(queries: int, heads: int, keys: int, device: torch.device) -> int:
     """Parts of the keys before a chunk: as many as fill the card twice, of at least `LEAST_PART` keys each. 0: none apart."""
     blocks = heads * -(-queries // FLASH_TILE)
-    splits = min(-(-2 * _multiprocessors(device) // blocks), keys // LEAST_PART, MOST_SPLITS)
+    splits = min(-(-2 * multiprocessors(device.index) // blocks), keys // LEAST_PART, MOST_SPLITS)
     return splits if splits > 1 else 0
 
 

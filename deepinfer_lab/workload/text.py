@@ -1,6 +1,8 @@
-"""Prompts cut from the reference text."""
+"""Prompts cut from the reference text, or drawn."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+
+import numpy as np
 
 from deepinfer_lab.errors import SettingError
 from deepinfer_lab.model.reference_text import reference_text
@@ -22,3 +24,9 @@ def prompts(tokenizer: Tokenizer, length: int) -> Iterator[list[int]]:
             at = 0
         yield tokens[at : at + length]
         at += length
+
+
+def random_token_ids(vocabulary: int, lengths: Sequence[int], seed: int) -> list[list[int]]:
+    """A prompt of each length, for models without a tokenizer or where which tokens does not matter; drawn uniformly."""
+    draw = np.random.default_rng(seed)
+    return [draw.integers(0, vocabulary, length).tolist() for length in lengths]

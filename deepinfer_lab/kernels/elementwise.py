@@ -57,24 +57,6 @@ def silu_mul(x: torch.Tensor, out: Maybe = None) -> torch.Tensor:
     return out
 
 
-def argmax(x: torch.Tensor, out: Maybe = None) -> torch.Tensor:
-    """Position of the largest of each row of x [S, V], float16 or float32, as int64 [S].
-
-    Of equals the first; a NaN counts as the largest, as in torch.argmax.
-    """
-    require(x.dim() == 2 and x.shape[1] > 0, f"argmax: x has shape {tuple(x.shape)}, must be [S, V] with V > 0")
-    require(
-        x.dtype in (torch.float16, torch.float32), f"argmax: x has dtype {x.dtype}, must be torch.float16 or float32"
-    )
-    name = "argmax_f16" if x.dtype == torch.float16 else "argmax_f32"
-    out = torch.empty(x.shape[0], dtype=torch.int64, device=x.device) if out is None else out
-    expect(name, "x", x, x.dtype, tuple(x.shape), x.device)
-    expect(name, "out", out, torch.int64, (x.shape[0],), x.device)
-    if x.shape[0]:
-        launch_op(OPS[name], (x.shape[0],), (x, out), x.shape[1])
-    return out
-
-
 def rope_write(
     q: torch.Tensor,
     k: torch.Tensor,

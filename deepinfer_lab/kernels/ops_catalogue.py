@@ -43,8 +43,6 @@ OPS = MappingProxyType(
             Op("rope_write_f16", 128, "rotary embedding; K and V into an fp16 cache"),
             Op("rope_write_i8", 128, "rotary embedding; K and V into an int8 cache"),
             Op("silu_mul", 256, "silu(gate) * up"),
-            Op("argmax_f16", 512, "position of the largest of each fp16 row"),
-            Op("argmax_f32", 512, "position of the largest of each fp32 row"),
             Op("merge_attention", 256, "attention over parts of the keys to attention over all"),
             Op("spin", 1024, "occupies multiprocessors for a time, and says which"),
             Op("w4_dequantise", 256, "4-bit weights to dense fp16"),

@@ -105,33 +105,20 @@ def test_v_in_the_cache_is_bit_for_bit_what_the_pool_writes(quantised):
         assert ours is theirs is None or torch.equal(ours, theirs), name
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
-@pytest.mark.parametrize("columns", [1, 2, 511, 512, 513, 151936])
-def test_argmax(dtype, columns):
-    x = torch.randn(6, columns, device="cuda").to(dtype)
-    x[1] = 1.0
-    x[2] = -torch.inf
-    x[3, columns // 2 :] = torch.nan
-    x[4, columns - 1] = torch.inf
-    out = elementwise.argmax(x, torch.full((6,), -1, device="cuda"))
-    first = [int((row == row.max()).nonzero()[0]) for row in x[[0, 4, 5]]]
-    assert out.tolist() == [first[0], 0, 0, columns // 2, first[1], first[2]]
-
-
 def test_graph_capture():
     x, delta, weight = random(5, 256), random(5, 256), random(256)
-    elementwise.argmax(elementwise.add_rms_norm(x, delta, weight, 1e-5)[1])
+    elementwise.silu_mul(elementwise.add_rms_norm(x, delta, weight, 1e-5)[1])
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         _, normed = elementwise.add_rms_norm(x, delta, weight, 1e-5)
-        best = elementwise.argmax(elementwise.silu_mul(normed))
+        gated = elementwise.silu_mul(normed)
     for _ in range(3):
         x.copy_(random(5, 256))
         graph.replay()
         torch.cuda.synchronize()
         again = elementwise.add_rms_norm(x, delta, weight, 1e-5)[1]
         assert torch.equal(normed, again)
-        assert torch.equal(best, elementwise.argmax(elementwise.silu_mul(again)))
+        assert torch.equal(gated, elementwise.silu_mul(again))
 
 
 def test_refusals():
@@ -145,4 +132,4 @@ def test_refusals():
     with pytest.raises(KernelError, match=r"I = 12, must be a multiple of 8"):
         elementwise.silu_mul(x[:, :24].contiguous())
     with pytest.raises(KernelError, match=r"x has strides"):
-        elementwise.argmax(x[:, ::2])
+        elementwise.silu_mul(x[:, ::2])

@@ -286,19 +286,6 @@ def test_rope_write(on_host, quantised, dim):
         assert ours is None or torch.equal(ours.nan_to_num(5.0), theirs.nan_to_num(5.0)), name
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
-def test_argmax(on_host, dtype):
-    x = torch.randn(8, 1500).to(dtype)
-    x[0, [3, 700, 1400]] = 9.0
-    x[1, [4, 900]] = torch.nan
-    x[2, [1, 5]], x[2, 6] = torch.inf, torch.nan
-    x[3] = -torch.inf
-    x[4] = torch.nan
-    x[5, 1499] = 99.0
-    assert elementwise.argmax(x).tolist() == [3, 4, 6, 0, 0, 1499, *x[6:].argmax(1).tolist()]
-    assert elementwise.argmax(x[:, :1].contiguous()).tolist() == [0] * 8
-
-
 def test_no_op_spills_on_any_architecture():
     try:
         rows = resources.report(kernels=OPS)

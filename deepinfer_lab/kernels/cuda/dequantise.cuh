@@ -1,9 +1,9 @@
-// Packed weights to dense fp16, bit for bit as PackedWeight.dequantise has them (quant/layout.py): a scale of 11 significant bits
-// times a value of at most 3 is exact in fp32, and one rounding makes it fp16.
+// Packed weights to dense fp16, bit for bit as PackedWeight.dequantise has them (quant/layout.py): a scale of 11 significant
+// bits times a value of at most 3 is exact in fp32, and one rounding makes it fp16.
 //
 // Rows follow one another without a gap and K is a multiple of the group. So any range of rows is one run of units: unit u
-// becomes the values from 8u on, with scale u / (group / 8). Neighbouring lanes take neighbouring units: a warp reads 96 or 128
-// consecutive bytes and writes 512, 16 to a lane.
+// becomes the values from 8u on, with scale u / (group / 8). Neighbouring lanes take neighbouring units: a warp reads 96 or
+// 128 consecutive bytes and writes 512, 16 to a lane.
 #pragma once
 #include "unpack.cuh"
 

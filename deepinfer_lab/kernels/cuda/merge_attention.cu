@@ -1,5 +1,6 @@
-// Attention over parts of the keys to attention over all: each part's result counts by exp(its log-sum-exp). The last part is by
-// itself; `splits` others lie one after the other. A log-sum-exp of plus infinity marks a part without keys. Eight values a thread.
+// Attention over parts of the keys to attention over all: each part's result counts by exp(its log-sum-exp). The last part
+// is by itself; `splits` others lie one after the other. A log-sum-exp of plus infinity marks a part without keys.
+// Eight values a thread.
 #include "mma.cuh"
 
 struct Eight {

@@ -16,8 +16,6 @@
 #include "silu_mul.cu"
 #include "rope_write_f16.cu"
 #include "rope_write_i8.cu"
-#include "argmax_f16.cu"
-#include "argmax_f32.cu"
 #include "merge_attention.cu"
 
 struct Buffer {
@@ -58,9 +56,7 @@ int main() {
                 case 10: rope(rope_write_f16); break;
                 case 11: rope(rope_write_i8); break;
                 case 12: silu_mul(b[0], b[1], n[0]); break;
-                case 13: argmax_f16(b[0], b[1], n[0]); break;
-                case 14: argmax_f32(b[0], b[1], n[0]); break;
-                case 15: merge_attention(b[0], b[1], b[2], b[3], b[4], n[0], n[1], n[2], n[3]); break;
+                case 13: merge_attention(b[0], b[1], b[2], b[3], b[4], n[0], n[1], n[2], n[3]); break;
                 default: decode[h[0]](b[0], b[1], b[2], b[3], b[4], b[5], b[6], b[7], b[8], b[9], n[0], n[1], n[2],
                                       static_cast<unsigned>(f[3]), n[4], n[5], n[6], f[7]);
             }

@@ -3,7 +3,7 @@
 import dataclasses
 
 from deepinfer_lab.engine.config import EngineConfig
-from deepinfer_lab.engine.cuda_lane import cuda_lanes
+from deepinfer_lab.engine.cuda_lanes import cuda_lanes
 from deepinfer_lab.engine.lane import HostLane
 from deepinfer_lab.engine.planner import Limits
 from deepinfer_lab.engine.policy import policy_named

@@ -1,10 +1,6 @@
-"""Lanes of a GPU: each a CUDA stream with its own graphs and workspaces."""
+"""A lane of a GPU."""
 
-import gc
 import time
-import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,19 +8,13 @@ import torch
 from torch.profiler import record_function
 
 from deepinfer_lab.engine.lane import Ticket
-from deepinfer_lab.engine.placement import Placement
-from deepinfer_lab.engine.sm_partition import PartitionError, partition_streams
 from deepinfer_lab.engine.step_graph import LastTokens, StepGraph, StepGraphs, likeliest
 from deepinfer_lab.engine.work import KNOWN, Work
-from deepinfer_lab.kernels import preload
 from deepinfer_lab.kv.pool import KVPool
 from deepinfer_lab.model.decoder import Decoder
 from deepinfer_lab.model.step_input import to_device
-from deepinfer_lab.progress import bar
 
-HIGH = -1  # a stream's priority: lower numbers go first
 SPAN_MS = 60_000.0
-
 
 Launched = tuple["DeviceMark", torch.Tensor, torch.Tensor, object]  # start, logits, likeliest, what must live
 
@@ -68,16 +58,23 @@ class DeviceMark:
         return self.clock.time(self.event)
 
 
+@dataclass(frozen=True)
+class Track:
+    """A stream of the model's device, and the forward passes captured on it; None launches kernel by kernel."""
+
+    stream: torch.cuda.Stream
+    graphs: StepGraphs | None
+
+
 class CudaLane:
-    """Runs work on a stream of its own, in order of launch, each in a range of its phase's name for profilers.
+    """Runs work on streams of its own, in order of launch, each in a range of its phase's name for profilers.
 
     The tensors of a step are copied on that same stream, and the scheduler's own writes to the cache (blocks that it zeroes)
     come before: a lane waits for them once per launch. The other way round, blocks that the scheduler zeroes are no longer
     read by any lane: their fences have passed.
 
     Args:
-        stream: of the model's device.
-        graphs: captured forward passes; None launches kernel by kernel.
+        alone: where work runs while no other lane has any. shared: where it runs beside another's; it may be the same.
     """
 
     asynchronous = True
@@ -87,25 +84,29 @@ class CudaLane:
         name: str,
         model: Decoder,
         kv: KVPool,
-        stream: torch.cuda.Stream,
+        alone: Track,
+        shared: Track,
         clock: DeviceClock,
-        graphs: StepGraphs | None,
         last: LastTokens,
     ) -> None:
         self.name = name
         self._model, self._kv = model, kv
-        self._stream, self._clock = stream, clock
-        self._graphs, self._last = graphs, last
+        self._alone, self._shared, self._track = alone, shared, alone
+        self._clock, self._last = clock, last
         self._launches = 0
 
-    def launch(self, work: Work) -> Ticket:
+    def launch(self, work: Work, *, shared: bool = False) -> Ticket:
         """Enqueue a forward pass, the choice of the likeliest tokens, and their way to the host."""
-        self._stream.wait_stream(torch.cuda.current_stream(self._model.device))
-        with torch.cuda.stream(self._stream), record_function(work.phase):
-            if self._graphs is None:
+        track, before = self._shared if shared else self._alone, self._track
+        if track is not before:
+            track.stream.wait_stream(before.stream)
+            self._track = track
+        track.stream.wait_stream(torch.cuda.current_stream(self._model.device))
+        with torch.cuda.stream(track.stream), record_function(work.phase):
+            if track.graphs is None:
                 started, logits, best, kept = self._eagerly(work)
             else:
-                started, logits, best, kept = self._captured(self._graphs.for_work(work), work)
+                started, logits, best, kept = self._captured(track.graphs.for_work(work), work)
             on_host = torch.empty(best.shape, dtype=best.dtype, pin_memory=True)
             on_host.copy_(best, non_blocking=True)
         self._launches += 1
@@ -116,7 +117,7 @@ class CudaLane:
 
     def mark(self) -> DeviceMark:
         event = torch.cuda.Event(enable_timing=True)
-        event.record(self._stream)
+        event.record(self._track.stream)
         return DeviceMark(event, self._clock)
 
     def _captured(self, graph: StepGraph, work: Work) -> Launched:
@@ -141,75 +142,3 @@ class CudaLane:
         if work.decodes:
             self._last.remember(best)
         return started, logits, best, step
-
-
-@contextmanager
-def _nothing_collected() -> Iterator[None]:
-    """No garbage collection inside: graphs of an engine that is gone must not be destroyed while another is captured."""
-    gc.collect()
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
-
-
-def cuda_lanes(
-    placement: Placement,
-    model: Decoder,
-    kv: KVPool,
-    *,
-    graphs: bool,
-    chunk_tokens: int,
-    max_batch: int,
-    max_context: int,
-    decode_share: float | None,
-) -> Mapping[str, CudaLane]:
-    """The lanes of a placement, their graphs captured.
-
-    Args:
-        graphs: replay captured graphs; otherwise launch kernel by kernel.
-        chunk_tokens, max_batch, max_context: the largest chunk, batch and sequence that they will be given.
-        decode_share: of the multiprocessors, that prefill leaves to decode where the placement divides them; None: the
-            placement's own. Where this device, driver or installation cannot, a warning says why, and nothing is divided.
-    """
-    device = model.device
-    streams = {
-        name: torch.cuda.Stream(device, priority=HIGH if placement.priority and name == placement.decode else 0)
-        for name in placement.lanes
-    }
-    if placement.decode_share is not None:
-        try:
-            small, rest = partition_streams(device, decode_share or placement.decode_share)
-        except PartitionError as reason:
-            warnings.warn(
-                f"{reason}; placement '{placement.name}' goes on with all of them for both lanes", stacklevel=2
-            )
-        else:
-            streams[placement.prefill] = rest
-            if not placement.confined:
-                streams[placement.decode] = small
-    clock = DeviceClock(device)
-    if graphs and model.uses_kernels:
-        preload(device)
-    lanes = {}
-    for name, stream in streams.items():
-        phases = ("mixed",) if placement.fused else ()
-        phases += ("decode",) if name == placement.decode else ()
-        phases += ("prefill",) if name == placement.prefill else ()
-        step_graphs = None
-        if graphs:
-            longest = min(max_context, kv.num_blocks * kv.block_size)
-            step_graphs = StepGraphs(
-                model, kv, phases=phases, chunk_tokens=chunk_tokens, max_batch=max_batch, max_tokens=longest
-            )
-            stream.wait_stream(torch.cuda.current_stream(device))  # which loaded the weights
-            with torch.inference_mode(), torch.cuda.stream(stream), _nothing_collected():
-                for shape in bar(list(step_graphs.shapes()), desc=f"capturing {name}", unit="graph"):
-                    step_graphs.capture(shape)
-            stream.synchronize()
-        last = step_graphs.last if step_graphs else LastTokens(max_batch + 1, device)
-        lanes[name] = CudaLane(name, model, kv, stream, clock, step_graphs, last)
-    return lanes

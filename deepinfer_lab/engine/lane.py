@@ -71,8 +71,12 @@ class Lane(Protocol):
     name: str
     asynchronous: bool
 
-    def launch(self, work: Work) -> Ticket:
-        """Enqueue a forward pass, without waiting for it."""
+    def launch(self, work: Work, *, shared: bool = False) -> Ticket:
+        """Enqueue a forward pass, without waiting for it.
+
+        Args:
+            shared: another lane has work meanwhile, and this one is to keep to its part of the device, where it has one.
+        """
         ...
 
     def mark(self) -> Mark:
@@ -90,7 +94,7 @@ class HostLane:
         self._model, self._kv = model, kv
         self._launches = 0
 
-    def launch(self, work: Work) -> Ticket:
+    def launch(self, work: Work, *, shared: bool = False) -> Ticket:
         started = HostMark(time.perf_counter())
         logits = self._model.forward(work.step(self._kv.block_size, self._model.device), self._kv)
         self._launches += 1

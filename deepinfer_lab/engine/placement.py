@@ -17,7 +17,7 @@ class Placement:
         fused: a chunk and a decode batch that are due in the same cycle become one forward pass.
         priority: decode's kernels are chosen before prefill's where both wait for a multiprocessor.
         decode_share: of the multiprocessors, which prefill does not get; None where they are not divided.
-        confined: decode may use prefill's multiprocessors as well as its own.
+        elastic: a phase keeps to its part only while the other phase has work, too; alone, it has all of them.
 
     Raises:
         SettingError: fused on two lanes, or multiprocessors divided for one.
@@ -29,7 +29,7 @@ class Placement:
     fused: bool = False
     priority: bool = False
     decode_share: float | None = None
-    confined: bool = False
+    elastic: bool = False
 
     def __post_init__(self) -> None:
         if self.fused and self.prefill != self.decode:
@@ -51,5 +51,5 @@ ONE_LANE = Placement("one-lane")
 TWO_LANES = Placement("two-lanes", "prefill", "decode")
 PRIORITY_LANES = Placement("priority-lanes", "prefill", "decode", priority=True)
 PARTITION = Placement("sm-partition", "prefill", "decode", decode_share=1 / 4)
-CONFINED = Placement("confined-prefill", "prefill", "decode", priority=True, decode_share=1 / 16, confined=True)
+ELASTIC = Placement("elastic-partition", "prefill", "decode", priority=True, decode_share=1 / 4, elastic=True)
 FUSED = Placement("fused", fused=True)

@@ -9,7 +9,6 @@ from deepinfer_lab.engine.policy import Policy
 from deepinfer_lab.engine.queues import Queues
 from deepinfer_lab.engine.request import Phase, Sequence
 from deepinfer_lab.engine.sizer import Outlook
-from deepinfer_lab.engine.tempo import Tempo
 
 
 @dataclass(frozen=True)
@@ -50,11 +49,10 @@ class Planner:
         policy: Policy,
         queues: Queues,
         flight: Flight,
-        tempo: Tempo,
         lanes: Mapping[str, Lane],
         block_size: int,
     ) -> None:
-        self._policy, self._queues, self._flight, self._tempo = policy, queues, flight, tempo
+        self._policy, self._queues, self._flight = policy, queues, flight
         self._lanes, self._block_size = lanes, block_size
 
     def plan(self, chunk_tokens: int) -> Plan:
@@ -93,8 +91,6 @@ class Planner:
         """
         batches = self._flight.batches
         rows: dict[Sequence, int] = {}
-        if self._tempo.early_by() > 0:
-            return (), {}, None
         if batches:
             if len(batches) > 1 or not self._runs_ahead(batches[0]):
                 return (), {}, None

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from deepinfer_lab.engine.placement import CONFINED, FUSED, ONE_LANE, PARTITION, PRIORITY_LANES, TWO_LANES, Placement
+from deepinfer_lab.engine.placement import ELASTIC, FUSED, ONE_LANE, PARTITION, PRIORITY_LANES, TWO_LANES, Placement
 from deepinfer_lab.engine.sizer import Adaptive, DecodeAware, Fixed, MillisecondBudget, Sizer
 from deepinfer_lab.errors import SettingError
 
@@ -19,13 +19,11 @@ class Join:
         cycle: before it begins the next cycle, for all that this one launched: the article's barrier.
         Neither: when the result is there, and meanwhile further work is launched, decode steps even before the tokens of the
         last one are known.
-        pace_ms: while a prompt is being read, decode results come no faster than this many milliseconds apart.
     """
 
     name: str
     each: bool = False
     cycle: bool = False
-    pace_ms: float | None = None
 
     @property
     def runs_ahead(self) -> bool:
@@ -35,12 +33,6 @@ class Join:
 EACH_IN_TURN = Join("each-in-turn", each=True)
 BARRIER = Join("barrier", cycle=True)
 ASYMMETRIC = Join("asymmetric")
-PACE = 0.95  # of the target: the rest is for what varies from step to step
-
-
-def paced(itl_target_ms: float) -> Join:
-    """Asymmetric, and decode leaves to prefill all the time that its target allows."""
-    return Join("paced", pace_ms=PACE * itl_target_ms)
 
 
 @dataclass(frozen=True)
@@ -62,12 +54,12 @@ class Preset:
     """How a policy is made.
 
     Attributes:
-        sizer, join: from the target between two tokens, in milliseconds. summary: what it does, in a few words.
+        sizer: from the target between two tokens, in milliseconds. summary: what it does, in a few words.
     """
 
     placement: Placement
     sizer: Callable[[float], Sizer]
-    join: Callable[[float], Join]
+    join: Join
     summary: str
 
 
@@ -76,20 +68,20 @@ def _fixed(_: float) -> Sizer:
 
 
 PRESETS: Mapping[str, Preset] = {
-    "serial": Preset(ONE_LANE, _fixed, lambda _: EACH_IN_TURN, "one after the other, each awaited: no overlap"),
-    "dual-stream": Preset(TWO_LANES, _fixed, lambda _: BARRIER, "the article's: two streams, joined in every cycle"),
-    "dual-stream-async": Preset(TWO_LANES, _fixed, lambda _: ASYMMETRIC, "two streams, decode never waits for prefill"),
-    "priority": Preset(PRIORITY_LANES, _fixed, lambda _: ASYMMETRIC, "the same, and decode's stream has priority"),
+    "serial": Preset(ONE_LANE, _fixed, EACH_IN_TURN, "one after the other, each awaited: no overlap"),
+    "dual-stream": Preset(TWO_LANES, _fixed, BARRIER, "the article's: two streams, joined in every cycle"),
+    "dual-stream-async": Preset(TWO_LANES, _fixed, ASYMMETRIC, "two streams, decode never waits for prefill"),
+    "priority": Preset(PRIORITY_LANES, _fixed, ASYMMETRIC, "the same, and decode's stream has priority"),
     "dynamic-chunk": Preset(
-        PRIORITY_LANES, lambda _: DecodeAware(512), lambda _: ASYMMETRIC, "the same, with small chunks beside decode"
+        PRIORITY_LANES, lambda _: DecodeAware(512), ASYMMETRIC, "the same, with small chunks beside decode"
     ),
     "time-sliced": Preset(
-        ONE_LANE, MillisecondBudget, lambda _: ASYMMETRIC, "one stream, each chunk as long as the target leaves time"
+        ONE_LANE, MillisecondBudget, ASYMMETRIC, "one stream, each chunk as long as the target leaves time"
     ),
-    "mixed": Preset(FUSED, _fixed, lambda _: ASYMMETRIC, "chunk and decode batch in one forward pass"),
-    "partition": Preset(PARTITION, _fixed, lambda _: ASYMMETRIC, "two streams, each with multiprocessors of its own"),
+    "mixed": Preset(FUSED, _fixed, ASYMMETRIC, "chunk and decode batch in one forward pass"),
+    "partition": Preset(PARTITION, _fixed, ASYMMETRIC, "two streams, each with multiprocessors of its own"),
     "adaptive": Preset(
-        CONFINED, Adaptive, paced, "prefill on most multiprocessors, decode on all, paced to hold the target"
+        ELASTIC, Adaptive, ASYMMETRIC, "the same while both run; all to one alone, or where the target asks for it"
     ),
 }
 POLICIES = tuple(PRESETS)
@@ -107,4 +99,4 @@ def policy_named(name: str, itl_target_ms: float = DEFAULT_ITL_TARGET_MS) -> Pol
     if name not in PRESETS:
         raise SettingError(f"policy '{name}': allowed are {', '.join(PRESETS)}")
     preset = PRESETS[name]
-    return Policy(name, preset.placement, preset.sizer(itl_target_ms), preset.join(itl_target_ms))
+    return Policy(name, preset.placement, preset.sizer(itl_target_ms), preset.join)

@@ -23,8 +23,6 @@ from deepinfer_lab.kv.pool import KVPool
 from deepinfer_lab.model.decoder import Decoder
 from deepinfer_lab.model.token_stream import TokenStream
 
-MOST_SLEEP_S = 1e-3  # at a time: what else is done may come in between
-
 
 class Scheduler:
     """Paged, continuously batched, with chunked prefill, a prefix cache, and preemption when the pool is full.
@@ -57,8 +55,8 @@ class Scheduler:
         self.queues = Queues(self.memory)
         self.flight = Flight(limits.max_in_flight)
         self.lanes = {name: lane(name, model, kv) for name in policy.placement.lanes}
-        self._tempo = Tempo(policy, self.flight)
-        self._planner = Planner(policy, self.queues, self.flight, self._tempo, self.lanes, kv.block_size)
+        self._tempo = Tempo(policy.sizer)
+        self._planner = Planner(policy, self.queues, self.flight, self.lanes, kv.block_size)
         self._launched: set[str] = set()  # phases of this cycle's launches
         self._arrivals = 0
         self.counters = {
@@ -113,12 +111,8 @@ class Scheduler:
         if self._policy.join.cycle:
             self.flight.wait_for_all()
             events += self._commit_finished()
-        elif not self._launched and self.flight:  # everything waits for what runs already, or for its time
-            early = self._tempo.early_by()
-            if early > 0 and not self.flight.batches:
-                time.sleep(min(early, MOST_SLEEP_S))
-            else:
-                self.flight.wait()
+        elif not self._launched and self.flight:  # everything waits for what runs already
+            self.flight.wait()
             events += self._commit_finished()
         return events
 
@@ -169,12 +163,18 @@ class Scheduler:
         """What must pass before a sequence's blocks change hands: nothing where all its work is committed."""
         return self.flight.ends if sequence.in_flight else []
 
+    def _shared(self, work: Work) -> bool:
+        """Whether the other phase has work meanwhile, and leaves this one its part only."""
+        if work.phase == "decode":
+            return bool(self.flight.chunks) and not self._policy.sizer.spreads
+        return self.queues.decoding > 0
+
     def _run(self, work: Work) -> list[Event]:
         """Launch, and wait where the policy says so."""
         lane = self.lanes[self._policy.placement.lane_for(work.phase)]
         failure = None
         try:
-            ticket = lane.launch(work)
+            ticket = lane.launch(work, shared=self._shared(work))
         except torch.OutOfMemoryError as error:
             failure = str(error)  # and nothing else: its traceback would hold what the failed pass had allocated
         if failure is not None:

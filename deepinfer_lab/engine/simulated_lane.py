@@ -35,7 +35,7 @@ class SimulatedLane:
         self._last = torch.empty(0, dtype=torch.int64)
         self._launched = self.done = 0
 
-    def launch(self, work: Work) -> Ticket:
+    def launch(self, work: Work, *, shared: bool = False) -> Ticket:
         step = work.step(self._kv.block_size, self._model.device)
         logits = torch.full((len(step.logits_index), self._model.config.vocab_size), torch.nan)
         best = torch.full((2, len(logits)), torch.nan, dtype=torch.float64)

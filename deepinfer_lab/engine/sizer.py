@@ -13,6 +13,7 @@ from deepinfer_lab.errors import SettingError
 
 # Additive increase, multiplicative decrease (Chiu and Jain, 1989). Gaps between QUIET and 1 of the target change nothing.
 QUIET, INCREASE, DECREASE, LEAST_SCALE = 0.8, 0.02, 0.7, 0.1
+SPREAD_GAPS = 64  # as many decode steps on all multiprocessors, before fewer are tried again
 
 
 class Outlook(NamedTuple):
@@ -34,6 +35,7 @@ class Sizer(Protocol):
     """Asked once in each cycle that could prefill, and told how long things took. Those that learn serve one engine alone."""
 
     name: str
+    spreads: bool = False  # decode steps are to have all multiprocessors beside a prompt, too, where lanes divide them
 
     def tokens(self, outlook: Outlook) -> int:
         """Size of the chunk, from 1 to `outlook.chunk_tokens`."""
@@ -114,10 +116,11 @@ class MillisecondBudget(Sizer):
 
 
 class Adaptive(Sizer):
-    """The configured chunk, and a smaller one where gaps exceed the target: for lanes that run side by side.
+    """The configured chunk beside decode steps on their own multiprocessors; where gaps exceed the target, less of that.
 
-    How much a chunk slows down the decode steps beside it is known only afterwards, and differs from card to card: the chunk
-    shrinks by a factor when a gap was too long, and grows by steps while all are short.
+    How much a chunk slows down the decode steps beside it is known only afterwards, and differs from card to card. After two
+    gaps in a row that were too long, decode steps have all multiprocessors for a while, which costs prefill more. Where that
+    is not enough, the chunk shrinks by a factor, and grows by steps while all gaps are short.
 
     Raises:
         SettingError: `target_ms` that is not above 0 and finite.
@@ -129,6 +132,12 @@ class Adaptive(Sizer):
         _check_target(target_ms)
         self._target_ms = target_ms
         self.scale = 1.0  # the part of the configured chunk that is read at once
+        self._to_spread = 0  # gaps
+        self._was_late = False
+
+    @property
+    def spreads(self) -> bool:
+        return self._to_spread > 0
 
     def tokens(self, outlook: Outlook) -> int:
         if not outlook.decoding:
@@ -137,9 +146,15 @@ class Adaptive(Sizer):
         return min(outlook.chunk_tokens, max(granules, 1) * GRANULE)
 
     def observe_gap(self, ms: float) -> None:
-        if ms > self._target_ms:
-            self.scale = max(LEAST_SCALE, self.scale * DECREASE)
-        elif ms < QUIET * self._target_ms:
+        late = ms > self._target_ms
+        if late and self._was_late:  # one alone may be anything: a graph's first launch, a pause of the host
+            if self.spreads:
+                self.scale = max(LEAST_SCALE, self.scale * DECREASE)
+            self._to_spread = SPREAD_GAPS
+        else:
+            self._to_spread = max(0, self._to_spread - 1)
+        self._was_late = late
+        if ms < QUIET * self._target_ms:
             self.scale = min(1.0, self.scale + INCREASE)
 
 

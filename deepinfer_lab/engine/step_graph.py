@@ -116,13 +116,21 @@ class StepGraphs:
         phases: what the lane runs: "prefill", "decode", "mixed".
         chunk_tokens, max_batch: the largest chunk and batch.
         max_tokens: the longest sequence, in tokens.
+        last: the lane's.
     """
 
     def __init__(
-        self, model: Decoder, kv: KVPool, *, phases: tuple[str, ...], chunk_tokens: int, max_batch: int, max_tokens: int
+        self,
+        model: Decoder,
+        kv: KVPool,
+        *,
+        phases: tuple[str, ...],
+        chunk_tokens: int,
+        max_batch: int,
+        max_tokens: int,
+        last: LastTokens,
     ) -> None:
-        self._model, self._kv = model, kv
-        self.last = LastTokens(max_batch + 1, model.device)
+        self._model, self._kv, self._last = model, kv, last
         self._phases = phases
         self._chunks = ladder(min(FEWEST_TOKENS, chunk_tokens), chunk_tokens)
         self._rows = ladder(FEWEST_ROWS, max_batch, 4 if "mixed" in phases else 2)
@@ -147,7 +155,7 @@ class StepGraphs:
         """The graph of a shape, captured if it is asked for for the first time."""
         if shape not in self._graphs:
             kind = shape.chunk > 0, shape.rows > 0
-            graph = StepGraph(shape, self._model, self._kv, self.last, self._memory, kind not in self._warm)
+            graph = StepGraph(shape, self._model, self._kv, self._last, self._memory, kind not in self._warm)
             self._warm.add(kind)
             self._memory = self._memory or graph.pool
             self._graphs[shape] = graph

@@ -1,17 +1,16 @@
-"""How long work takes, for those who size and pace it."""
+"""How long work takes, for those who size it."""
 
 import time
 
-from deepinfer_lab.engine.flight import Flight
 from deepinfer_lab.engine.lane import Ticket
-from deepinfer_lab.engine.policy import Policy
+from deepinfer_lab.engine.sizer import Sizer
 
 
 class Tempo:
-    """Tells the policy's sizer how long things took, and when the next decode step is due where decode is paced."""
+    """Tells a sizer how long things took."""
 
-    def __init__(self, policy: Policy, flight: Flight) -> None:
-        self._sizer, self._pace_ms, self._flight = policy.sizer, policy.join.pace_ms, flight
+    def __init__(self, sizer: Sizer) -> None:
+        self._sizer = sizer
         self._decode_ms = 0.0  # of the newest step that did nothing else
         self._decoded_at: float | None = None  # when the last decode result was seen, where somebody waits for the next
 
@@ -37,11 +36,3 @@ class Tempo:
     def pause(self) -> None:
         """Nobody decodes: what comes next is no gap."""
         self._decoded_at = None
-
-    def early_by(self) -> float:
-        """Seconds until the next decode step may be launched, so that a prompt in flight has its time."""
-        if self._pace_ms is None or self._decoded_at is None or not self._flight.chunks:
-            return 0.0
-        if self._flight.batches:  # its result is to come first
-            return self._pace_ms / 1e3
-        return self._decoded_at + (self._pace_ms - self._decode_ms) / 1e3 - time.perf_counter()

@@ -59,7 +59,7 @@ class _NoLane:
         self.name = name
         self._logits = torch.rand(1024, VOCAB)
 
-    def launch(self, work: Work) -> Ticket:
+    def launch(self, work: Work, *, shared: bool = False) -> Ticket:
         logits = self._logits[: len(work.sequences)]
         work.step(BLOCK_SIZE, CPU)
         now = HostMark(time.perf_counter())

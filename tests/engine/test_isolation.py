@@ -82,8 +82,8 @@ def test_a_failed_launch_may_have_left_work_behind(tiny, monkeypatch):
     lane = bench.scheduler.lanes["prefill"]
     launch = lane.launch
 
-    def halfway(work):
-        launch(work)
+    def halfway(work, **more):
+        launch(work, **more)
         raise torch.OutOfMemoryError("CUDA out of memory.")
 
     monkeypatch.setattr(lane, "launch", halfway)
@@ -101,7 +101,7 @@ def test_halves_are_not_more_work_in_flight_than_allowed(own_tiny, tiny, monkeyp
     decode = bench.scheduler.lanes["decode"]
     launch, most = decode.launch, []
 
-    def limited(work):
+    def limited(work, **more):
         if len(work.sequences) > 1:
             raise torch.OutOfMemoryError("CUDA out of memory.")
         ticket = launch(work)

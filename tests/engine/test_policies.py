@@ -1,7 +1,6 @@
 """Every way of sharing the machine gives every request the same tokens, and the counters say what ran beside what."""
 
 from dataclasses import replace
-from itertools import pairwise
 
 import pytest
 import torch
@@ -9,9 +8,11 @@ from bench import BLOCK, MIXED, Bench, alone_on, request
 
 from deepinfer_lab.engine.config import EngineConfig
 from deepinfer_lab.engine.engine import Engine
-from deepinfer_lab.engine.policy import BARRIER, PRESETS, Join, policy_named
+from deepinfer_lab.engine.lane import Ticket
+from deepinfer_lab.engine.policy import BARRIER, PRESETS, policy_named
 from deepinfer_lab.engine.simulated_lane import LATE, LATE_FUSED, SimulatedLane
-from deepinfer_lab.engine.sizer import Fixed
+from deepinfer_lab.engine.sizer import Adaptive, Fixed
+from deepinfer_lab.engine.work import Work
 from deepinfer_lab.errors import SettingError
 
 
@@ -165,10 +166,10 @@ def test_memory_that_lacks_for_a_step_ahead_is_no_failure(own_tiny, tiny, monkey
     lane = bench.scheduler.lanes["decode"]
     launch = lane.launch
 
-    def poor(work):
+    def poor(work, **more):
         if any(row >= 0 for row in work.sources):
             raise torch.OutOfMemoryError("CUDA out of memory.")
-        return launch(work)
+        return launch(work, **more)
 
     monkeypatch.setattr(lane, "launch", poor)
     items = [request(i, 3, 6) for i in range(3)]
@@ -182,11 +183,11 @@ def test_a_fused_step_without_memory_is_tried_phase_by_phase(own_tiny, tiny, mon
     lane = bench.scheduler.lanes["main"]
     launch, mixed = lane.launch, []
 
-    def poor(work):
+    def poor(work, **more):
         if work.phase == "mixed":
             mixed.append(work)
             raise torch.OutOfMemoryError("CUDA out of memory.")
-        return launch(work)
+        return launch(work, **more)
 
     monkeypatch.setattr(lane, "launch", poor)
     items = [request(i, 2 + 5 * i, 9) for i in range(3)]
@@ -218,44 +219,32 @@ def test_a_chunk_is_sized_by_who_decodes(tiny):
     assert all(outlook.decoding == 1 and outlook.decode_context >= 4 for outlook in beside)
 
 
-class Clock:
-    """Time that passes only when somebody sleeps, or when the test says so."""
+def test_a_phase_keeps_to_its_part_while_the_other_has_work_and_the_target_allows(tiny):
+    launches = []
 
-    def __init__(self) -> None:
-        self.now, self.slept = 100.0, 0.0
+    class Spy(SimulatedLane):
+        def launch(self, work: Work, *, shared: bool = False) -> Ticket:
+            launches.append(
+                (work.phase, shared, bool(bench.scheduler.flight.chunks), bench.scheduler.queues.decoding > 0)
+            )
+            return super().launch(work)
 
-    def perf_counter(self) -> float:
-        return self.now
-
-    def sleep(self, seconds: float) -> None:
-        self.now += seconds
-        self.slept += seconds
-
-
-def test_paced_decode_leaves_time_to_a_prompt_and_to_nobody_else(tiny, monkeypatch):
-    clock = Clock()
-    for module in ("scheduler", "lane", "tempo", "simulated_lane"):
-        monkeypatch.setattr(f"deepinfer_lab.engine.{module}.time", clock)
-    bench = late(tiny, replace(LATE, join=Join("paced", pace_ms=20.0)), chunk=4)
+    sizer = Adaptive(10.0)
+    bench = Bench(tiny, policy=replace(LATE, sizer=sizer), lane=Spy, chunk=4)
     bench.add(request("reader", 4, 40))
     read_prompts(bench)
-    for _ in range(10):
-        bench.cycle()
-    assert clock.slept == 0  # nobody reads a prompt
     bench.add(request("document", 40, 1))
-    bench.cycle()
-    results = []
-    while "document" not in bench.reasons:
-        before = len(bench.outputs["reader"])
+    for _ in range(4):
         bench.cycle()
-        if len(bench.outputs["reader"]) > before:
-            results.append(clock.now)
-        if len(results) == 6:  # the prefill lane stands still until then, and takes all the chunks that it gets
-            bench.scheduler.lanes["prefill"].advance()
-    gaps = [later - earlier for earlier, later in pairwise(results[1:6])]
-    assert min(gaps) >= 0.0199
-    assert max(gaps) <= 0.0211  # and no step waits longer than a sleep beyond its time
+    for _ in range(2):
+        sizer.observe_gap(10.1)
     bench.run()
-    assert bench.outputs == {
-        name: alone_on(tiny)(request(name, n, new)) for name, n, new in (("reader", 4, 40), ("document", 40, 1))
-    }
+    chunks = [(shared, decoding) for phase, shared, _, decoding in launches if phase == "prefill"]
+    assert chunks[0] == (False, False)
+    assert all(shared == decoding for shared, decoding in chunks)
+    steps = [(shared, beside) for phase, shared, beside, _ in launches if phase == "decode"]
+    assert {True, False} <= {beside for _, beside in steps}
+    assert all(beside for shared, beside in steps if shared)
+    before = [shared for shared, beside in steps if beside]
+    assert before[0]
+    assert not before[-1]  # a gap was too long

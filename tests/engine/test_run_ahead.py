@@ -10,7 +10,7 @@ from deepinfer_lab.engine.lane import Ticket
 from deepinfer_lab.engine.placement import Placement
 from deepinfer_lab.engine.policy import policy_named
 from deepinfer_lab.engine.simulated_lane import LATE, SimulatedLane
-from deepinfer_lab.engine.step_graph import StepGraphs
+from deepinfer_lab.engine.step_graph import LastTokens, StepGraphs
 from deepinfer_lab.engine.work import Work
 from deepinfer_lab.errors import SettingError
 from deepinfer_lab.kv.pool import KVPool
@@ -28,7 +28,7 @@ def failing_once(when: Callable[[Work], bool]) -> type[SimulatedLane]:
     class Failing(SimulatedLane):
         failed = 0
 
-        def launch(self, work: Work) -> Ticket:
+        def launch(self, work: Work, *, shared: bool = False) -> Ticket:
             ticket = super().launch(work)
             if not Failing.failed and when(work):
                 Failing.failed += 1
@@ -136,7 +136,10 @@ def test_placements_that_cannot_be():
 def test_shapes_that_graphs_are_captured_for(tiny, block_size):
     """All of a lane's work finds one that holds it, and no chunk is longer than its cache."""
     kv = KVPool(tiny.kv_shape, 4096 // block_size, block_size, tiny.device, scratch=True)
-    graphs = StepGraphs(tiny, kv, phases=("mixed", "decode", "prefill"), chunk_tokens=300, max_batch=9, max_tokens=2000)
+    graphs = StepGraphs(
+        tiny, kv, phases=("mixed", "decode", "prefill"), chunk_tokens=300, max_batch=9, max_tokens=2000,
+        last=LastTokens(10, tiny.device),
+    )  # fmt: skip
     shapes = list(graphs.shapes())
     assert len(shapes) == len(set(shapes))
     assert all(shape.chunk <= shape.columns * block_size for shape in shapes)

@@ -160,14 +160,21 @@ def test_adaptive_by_hand():
     sizer.observe_gap(10.0)
     assert sizer.scale == 1.0
     sizer.observe_gap(10.1)
+    assert not sizer.spreads  # one alone is no reason
+    sizer.observe_gap(10.1)
+    assert sizer.spreads  # first, decode takes more of the device
+    assert sizer.scale == 1.0
+    sizer.observe_gap(10.1)
     assert sizer.scale == pytest.approx(0.7)
     sizer.observe_gap(8.0)
     sizer.observe_gap(10.0)  # near the target: as it should be
     assert sizer.scale == pytest.approx(0.7)
     sizer.observe_gap(7.9)
     assert sizer.scale == pytest.approx(0.72)
-    for _ in range(50):
+    for _ in range(61):  # and three before
+        assert sizer.spreads
         sizer.observe_gap(1.0)
+    assert not sizer.spreads
     assert sizer.scale == 1.0
     for _ in range(50):
         sizer.observe_gap(1000.0)

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from deepinfer_lab.engine.cuda_lane import CudaLane, cuda_lanes
-from deepinfer_lab.engine.placement import FUSED, ONE_LANE, Placement
+from deepinfer_lab.engine.cuda_lane import CudaLane
+from deepinfer_lab.engine.cuda_lanes import cuda_lanes
+from deepinfer_lab.engine.placement import ELASTIC, FUSED, ONE_LANE, Placement
 from deepinfer_lab.engine.request import Request, Sequence
 from deepinfer_lab.engine.sampling import SamplingParams
 from deepinfer_lab.engine.stopping import Stopper
@@ -48,7 +49,7 @@ def lane(model: Decoder, kv: KVPool, placement: Placement = FUSED, *, graphs: bo
     lanes = cuda_lanes(
         placement, model, kv, graphs=graphs, chunk_tokens=CHUNK, max_batch=BATCH, max_context=512, decode_share=0.25
     )
-    return lanes["main"]
+    return lanes[placement.decode]
 
 
 def sequence(length: int, launched: int, first_block: int, *, temperature: float = 0.0) -> Sequence:
@@ -124,6 +125,28 @@ def test_a_step_takes_tokens_that_the_host_has_not_seen(model, graphs):
         each.tokens.append(token)
     expected, _ = run(known, prepare_decode([first[2], newcomer, first[0]], 2))
     assert torch.equal(second.logits, expected)
+
+
+@pytest.mark.parametrize("graphs", [False, True], ids=["eager", "graphs"])
+def test_steps_on_part_of_the_device_and_on_all_of_it_keep_their_order(model, graphs):
+    """Each step reads the K and V of the one before, and its token, which only the lane knows."""
+    ours = lane(model, pool(model), ELASTIC, graphs=graphs)
+    plain = lane(model, pool(model), ONE_LANE, graphs=graphs)
+
+    def outputs(lane: CudaLane, shared: list[bool]) -> list[torch.Tensor]:
+        readers, rows, tickets = [sequence(9 + i, 8 + i, 8 * i) for i in range(3)], {}, []
+        for cycle, beside in enumerate(shared):
+            tickets.append(lane.launch(prepare_decode(readers, cycle, rows), shared=beside))
+            rows = {each: row for row, each in enumerate(readers)}
+            for each in readers:
+                each.launched += 1
+        tickets[-1].finished.wait()
+        return [ticket.likeliest.clone() for ticket in tickets]
+
+    with torch.inference_mode():
+        expected = outputs(plain, [False] * 6)
+        found = outputs(ours, [False, True, True, False, False, True])
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
 
 
 def test_logits_of_whoever_draws_outlive_the_next_launch(model):

@@ -62,13 +62,14 @@ def load(engine: Engine) -> dict[str, object]:
     return engine.status()
 
 
-def config(policy: str, **more: object) -> EngineConfig:
-    return EngineConfig(policy=policy, chunk_tokens=512, max_batch=8, kv_cache_mib=256, **more)
+def config(policy: str, *, chunk_tokens: int = 512, **more: object) -> EngineConfig:
+    return EngineConfig(policy=policy, chunk_tokens=chunk_tokens, max_batch=8, kv_cache_mib=256, **more)
 
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_prefill_decode_stream_overlap_runs_both_forwards(model, name, tmp_path):
-    with Engine(model, config=config(name)) as engine:
+    # A chunk must take longer than the profiled host takes to launch the next decode step.
+    with Engine(model, config=config(name, chunk_tokens=2048)) as engine:
         load(engine)
         with profiled(tmp_path / "trace.json"):
             status = load(engine)

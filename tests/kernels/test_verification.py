@@ -15,24 +15,6 @@ REQUIRED = (
     "test_w3a16_tiled_prefill_matches_dequantized_reference",
 )
 
-# Written after the last recorded run of compute-sanitizer, which will empty this. Until then they have run under the compiler's
-# address, undefined-behaviour and thread sanitizers alone (test_on_cpu.py, test_ops_on_cpu.py, test_dequantise_on_cpu.py).
-NOT_YET_SANITISED = {
-    *("tiled_gemm.cuh", "split_k.cuh", "unpack_w3_tile.cuh", "unpack_w4_tile.cuh"),
-    *("w3_tiled_gemm.cu", "w4_tiled_gemm.cu", "w3_tiled_gemm_split_k.cu", "w4_tiled_gemm_split_k.cu"),
-    *("mma.cuh", "paged_attention.cuh", "paged_tile.cuh", "paged_combine.cu"),
-    *(f"paged_decode_{kind}_{dim}.cu" for kind in ("f16", "i8") for dim in (64, 80, 96, 128)),
-    *("rms_norm.cu", "silu_mul.cu"),
-    *("rope_write.cuh", "rope_write_f16.cu", "rope_write_i8.cu"),
-    *("dequantise.cuh", "w4_dequantise.cu", "w3_dequantise.cu", "merge_attention.cu", "spin.cu"),
-}
-
-# Failed in the recorded run for what it asked, not for what a kernel computed, and asks something else now. The next run will
-# empty this. (A barrier's decode step may be over before the prompt chunk behind it is launched: then nothing overlaps.)
-CORRECTED_SINCE = {
-    "tests/gpu/test_overlap.py::test_prefill_decode_stream_overlap_runs_both_forwards[dual-stream]",
-}
-
 
 def complaints(document: dict, sources: Path) -> list[str]:
     """What is wrong with a verification.json, seen from the CUDA sources as they are now. Empty: all is well."""
@@ -47,7 +29,7 @@ def complaints(document: dict, sources: Path) -> list[str]:
         elif now[name] != verified[name]:
             found.append(f"{name} has changed since it was verified")
     for test, outcome in sorted(document["tests"].items()):
-        if outcome != "passed" and not (outcome == "failed" and test in CORRECTED_SINCE):
+        if outcome != "passed":
             found.append(f"{test}: {outcome}")
     names = {test.split("::")[-1].split("[")[0] for test in document["tests"]}
     found += [f"{test} did not run" for test in REQUIRED if test not in names]
@@ -61,19 +43,12 @@ def test_cuda_sources_are_those_that_passed_on_the_gpu(path):
     )
 
 
-def test_what_was_corrected_did_fail():
-    records = [json.loads(path.read_text(encoding="utf-8")) for path in DATA.glob("*/verification.json")]
-    assert {
-        test for record in records for test in CORRECTED_SINCE if record["tests"].get(test) == "failed"
-    } == CORRECTED_SINCE
-
-
 @pytest.mark.parametrize("path", sorted(DATA.glob("*/sanitizer.json")), ids=lambda path: path.parent.name)
 def test_sanitizers_found_nothing_in_these_sources(path):
     document = json.loads(path.read_text(encoding="utf-8"))
     now = {source.name: hashlib.sha256(source.read_bytes()).hexdigest() for source in SOURCES.glob("*.cu*")}
     other = {name for name, digest in now.items() if document["kernels"].get(name) != digest}
-    assert other == NOT_YET_SANITISED, "re-run on the GPU: python tests/gpu/sanitize.py <this file>"
+    assert not other, "re-run on the GPU: python tests/gpu/sanitize.py <this file>"
     assert document["tools"].keys() == {"memcheck", "racecheck"}
     for tool, found in document["tools"].items():
         assert (found["problems"], found["exit_code"]) == (0, 0), tool

@@ -40,9 +40,6 @@ record = experiment.obtain(EXPERIMENTS["tiled_gemm"], mode=mode, device=device)
 rows = summary(record.frame())
 article = published.table("2.7").rename(columns={"weight_bits": "bits"})
 print(experiment.banner(record))
-has_split = bool(rows["kernel"].str.endswith("_split_k").any())
-if not has_split:
-    print("It was made before `*_split_k` and before wide reads (below). Its kernels read values one by one.")
 print(f"\nthe article, section 2.7 ({article.attrs['hardware']['gpu']}; {article.attrs['method']}):")
 print(article[["bits", "m", "n", "k", "tiled_ms", "fallback_ms", "speedup"]].to_string(index=False))
 
@@ -222,7 +219,7 @@ cards = {
         "multiprocessors": origin["multiprocessors"],
         "hertz": origin["clocks"].get("sm_max_mhz", np.nan) * 1e6,
         "bandwidth": measured_bandwidth,
-        "cycles": cycles_per_k[our_way if has_split else article_way],
+        "cycles": cycles_per_k[our_way],
     },
 }
 
@@ -303,7 +300,7 @@ for method in ("graph_cold", "article"):
                 columns[method, name, few, n, k] = us
 measured = shapes.copy()
 for method, short in (("graph_cold", "cold"), ("article", "warm")):
-    for name in ("tiled", *(["split"] if has_split else []), "fallback", "dense"):
+    for name in ("tiled", "split", "fallback", "dense"):
         measured[f"{name}_{short}"] = [columns[method, name, r.bits, r.n, r.k] for r in measured.itertuples()]
 measured["floor"] = operation_bytes(measured) / measured_bandwidth * 1e6
 print(measured.to_string(index=False, float_format="{:.1f}".format))
@@ -318,13 +315,12 @@ comparison["predicted"] = predicted["speedup"].to_numpy()
 comparison["cold"] = measured["fallback_cold"] / measured["tiled_cold"]
 comparison["warm"] = measured["fallback_warm"] / measured["tiled_warm"]
 comparison["split_predicted"] = predicted["split_speedup"].to_numpy()
-if has_split:
-    comparison["split_cold"] = measured["fallback_cold"] / measured["split_cold"]
-    comparison["split_warm"] = measured["fallback_warm"] / measured["split_warm"]
+comparison["split_cold"] = measured["fallback_cold"] / measured["split_cold"]
+comparison["split_warm"] = measured["fallback_warm"] / measured["split_warm"]
 print(comparison.to_string(index=False, float_format="{:.2f}".format))
 print("\nas a share of each floor, and against dense cuBLAS, cold:")
 shares = measured[["bits", "n", "k"]].copy()
-for name, column in (("tiled", "multiply_us"), *([("split", "split_us")] if has_split else [])):
+for name, column in (("tiled", "multiply_us"), ("split", "split_us")):
     shares[f"{name}_of_memory"] = measured["floor"] / measured[f"{name}_cold"]
     shares[f"{name}_of_multiply"] = predicted[column].to_numpy() / measured[f"{name}_cold"]
     shares[f"{name}_against_dense"] = measured["dense_cold"] / measured[f"{name}_cold"]
@@ -335,7 +331,7 @@ sources = {
     "article": "article, RTX 3050 Laptop",
     "cold": f"{origin['device']}, cold L2",
     "warm": f"{origin['device']}, article's method",
-    **({"split_cold": f"{origin['device']}, split over K, cold L2"} if has_split else {}),
+    "split_cold": f"{origin['device']}, split over K, cold L2",
 }
 bars = comparison.assign(shape=[f"W{r.bits}, {r.n} x {r.k}" for r in comparison.itertuples()]).melt(
     "shape", list(sources), "source", "speedup"
@@ -395,15 +391,14 @@ for title, table in (("the article's table", dispatch.ARTICLE), (f"this record's
 #
 # The quotient of instructions counts blocks on the busiest multiprocessor. If that is the cause, the shapes that win least are
 # those with fewer blocks than multiprocessors; and dividing the same work into more blocks, which changes nothing else, must
-# bring the time down towards the floor: `split_gain` is by how much it did, where the record has it.
+# bring the time down towards the floor: `split_gain` is by how much it did.
 
 # %%
 cause = predicted[["bits", "n", "k", "blocks", "blocks_per_sm", "splits"]].copy()
 cause["busy_share"] = (cause["blocks"] / (cause["blocks_per_sm"] * origin["multiprocessors"])).to_numpy()
 cause["time_over_floor"] = 1 / shares["tiled_of_multiply"]
-if has_split:
-    cause["split_time_over_floor"] = 1 / shares["split_of_multiply"]
-    cause["split_gain"] = measured["tiled_cold"] / measured["split_cold"]
+cause["split_time_over_floor"] = 1 / shares["split_of_multiply"]
+cause["split_gain"] = measured["tiled_cold"] / measured["split_cold"]
 print(cause.to_string(index=False, float_format="{:.2f}".format))
 
 # %% [markdown]
@@ -427,20 +422,17 @@ claims = {
     ),
     "memory bandwidth is not what the tiled kernel waits for": bool((shares["tiled_of_memory"] < 0.5).all()),
     "one row is never a matter for the tiled kernel or the fallback": all("gemv" in kernel for kernel in single_row),
+    "with K split, the tiled kernel beats the fallback on every shape": bool((comparison["split_cold"] > 1).all()),
+    "splitting K gains most where blocks are fewest": bool(
+        cause.loc[cause["blocks"].idxmin(), "split_gain"] == cause["split_gain"].max()
+    ),
 }
-if has_split:
-    claims |= {
-        "with K split, the tiled kernel beats the fallback on every shape": bool((comparison["split_cold"] > 1).all()),
-        "splitting K gains most where blocks are fewest": bool(
-            cause.loc[cause["blocks"].idxmin(), "split_gain"] == cause["split_gain"].max()
-        ),
-    }
 for claim, holds in claims.items():
     assert holds, f"no longer true here: {claim}"
     print(f"holds: {claim}")
 
 print()
-for name, title in {"": "the article's design", **({"split_": "with K split"} if has_split else {})}.items():
+for name, title in {"": "the article's design", "split_": "with K split"}.items():
     cold, warm = comparison[f"{name}cold"], comparison[f"{name}warm"]
     print(f"{title}: faster than the fallback on {(cold > 1).sum()} of {len(cold)} of the article's shapes, cold")
     for bits in (4, 3):

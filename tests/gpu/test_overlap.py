@@ -68,8 +68,8 @@ def config(policy: str, *, chunk_tokens: int = 512, **more: object) -> EngineCon
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_prefill_decode_stream_overlap_runs_both_forwards(model, name, tmp_path):
-    # A chunk must take longer than the profiled host takes to launch the next decode step.
-    with Engine(model, config=config(name, chunk_tokens=2048)) as engine:
+    # Documents come twice, and a chunk must take longer than the profiled host takes to launch the next decode step.
+    with Engine(model, config=config(name, chunk_tokens=2048, prefix_cache=False)) as engine:
         load(engine)
         with profiled(tmp_path / "trace.json"):
             status = load(engine)

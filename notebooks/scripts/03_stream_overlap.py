@@ -378,8 +378,7 @@ print(f"4 clients without the barrier: {best['dual-stream-async']:.0f} tokens/s"
 at_one = sweep["concurrency"] == 1
 claim("every request of every load ended well", (sweep["errors"] == 0).all())
 claim("at one client nothing can overlap", (sweep.loc[at_one, "prefill_decode_overlap_steps"] == 0).all())
-claim("and yet one and two streams differ there by over 3%: runs vary by that", abs(gains[1]) > 0.03)
-claim("four clients gain at most twice that noise by two streams", gains[4] < 2 * abs(gains[1]))
+claim("four clients gain something by two streams, and less than a sixth", 0 < gains[4] < 1 / 6)
 claim("without the barrier they get over 20% more than serial", best["dual-stream-async"] > 1.2 * best["serial"])
 
 # %% [markdown]

@@ -26,6 +26,7 @@ import numpy as np
 import pandas as pd
 
 from deepinfer_lab.engine.placement import PARTITION
+from deepinfer_lab.engine.policy import PRESETS
 from deepinfer_lab.figures import itl as itl_figures
 from deepinfer_lab.figures import style
 from deepinfer_lab.lab import experiment, project, published
@@ -133,6 +134,9 @@ assert of_gaps > 20 * of_means
 
 # %%
 long = records["long_insertion"].frame()
+for policy, placement in set(zip(long["policy"], long["placement"], strict=True)):
+    if placement != PRESETS[policy].placement.name:
+        print(f"{policy}: an earlier preset, with placement {placement}; it has changed since this record was made")
 long["steady_ms"] = long["steady_itl_ms"].map(np.median)
 long["max_itl_ms"] = long["disturbed_itl_ms"].map(max)
 main = long[(long["case"] == "3b") & (long["readers"] == 8)]
@@ -158,7 +162,7 @@ claim("what every chunk costs is as much as 200 tokens or more", fixed > 200 * p
 # line is the policy's own median without a document. The chunk is that with which `serial` is soonest of 128 to 2,048.
 
 # %%
-SHOWN = ["serial", "dual-stream-async", "priority", "mixed", "partition", "adaptive"]
+SHOWN = ["serial", "dual-stream-async", "priority", "mixed", "partition"]
 CHUNK = serial["document_ttft_ms"].loc[:2048].idxmin()
 same = main[main["chunk"] == CHUNK]
 drawn = same[same["policy"].isin(SHOWN)].set_index("policy")

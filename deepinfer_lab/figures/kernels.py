@@ -57,7 +57,7 @@ def draw_speedups(axes: Axes, table: pd.DataFrame, title: str) -> None:
     axes.set_yticks(range(len(shapes)), shapes)
     axes.invert_yaxis()
     axes.grid(axis="y", visible=False)
-    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.17), ncols=len(sources), fontsize=10)
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.17), ncols=2, fontsize=10)
     label(axes, title, "times as fast as the old fallback (log scale; 1 = equal)", "")
 
 

@@ -337,7 +337,7 @@ bars = comparison.assign(shape=[f"W{r.bits}, {r.n} x {r.k}" for r in comparison.
     "shape", list(sources), "source", "speedup"
 )
 bars["source"] = bars["source"].map(sources)
-fig, axes = style.figure(height_in=4.6)
+fig, axes = style.figure(height_in=5.0)
 kernel_figures.draw_speedups(axes[0, 0], bars, "Tiled GEMM against dequantise + cuBLAS, M = 30")
 style.save(fig, project.figures(), "01_speedup")
 print(style.fingerprint(bars, "01_speedup"))

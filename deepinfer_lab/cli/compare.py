@@ -130,4 +130,4 @@ def _draw(file: Path, a: str, b: str, pairs: list["Pair"], tolerance: float) -> 
         raise RecordError(f"nothing to draw in {file}: no two rows with the same settings have a ratio")
     fig, axes = style.figure(height_in=forest_height_in(table))
     draw_forest(axes[0, 0], table, tolerance, f"A: {a}\nB: {b}")
-    style.save(fig, file.parent, file.stem)
+    style.save(fig, file.parent, file.stem, table)

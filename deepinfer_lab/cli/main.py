@@ -5,6 +5,7 @@ import sys
 import click
 
 from deepinfer_lab.cli.bench import bench
+from deepinfer_lab.cli.check import check
 from deepinfer_lab.cli.compare import compare
 from deepinfer_lab.cli.info import info, list_
 from deepinfer_lab.cli.kernels import kernels
@@ -43,5 +44,5 @@ def main() -> None:
     """
 
 
-for command in (generate, fetch, quantise, run, publish, bench, quality, compare, report, kernels, list_, info):
+for command in (generate, fetch, quantise, run, publish, check, bench, quality, compare, report, kernels, list_, info):
     main.add_command(command)

@@ -29,6 +29,7 @@ PREFILL, DECODE = PALETTE[0], PALETTE[1]  # the same two in every picture
 PUBLISHED = "#666666"  # numbers of the article, beside measured ones
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
+DESCRIPTION = re.compile(r"<dc:description>([^<]*)</dc:description>")
 FINGERPRINT = re.compile(r"table ([A-Za-z0-9_-]+): (\d+) rows x (\d+) columns, sha256 ([0-9a-f]{12})")
 
 
@@ -93,21 +94,33 @@ def log_axis(axis: Axis, subs: tuple[float, ...] = (1, 2, 5)) -> None:
     axis.set_minor_formatter(NullFormatter())
 
 
-def save(fig: Figure, folder: Path, name: str) -> Path:
+def save(fig: Figure, folder: Path, name: str, table: pd.DataFrame) -> str:
     """Write `folder/<name>.svg`: the same drawing gives the same bytes (no date, no software version, salted ids).
+
+    Args:
+        table: what the picture shows. Its fingerprint is the picture's description, so that a file and what a notebook
+            printed can be held against each other.
+
+    Returns:
+        The fingerprint, for the notebook to print.
 
     Raises:
         SettingError: a name with other characters than letters, digits, - and _.
     """
-    _check_name(name)
+    line = fingerprint(table, name)
     picture = io.BytesIO()
     with style():
-        fig.savefig(picture, format="svg", metadata={"Date": None, "Creator": None})
+        fig.savefig(picture, format="svg", metadata={"Date": None, "Creator": None, "Description": line})
     lines = picture.getvalue().decode().splitlines()
-    path = folder / f"{name}.svg"
     folder.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(("\n".join(line.rstrip() for line in lines) + "\n").encode())
-    return path
+    (folder / f"{name}.svg").write_bytes(("\n".join(each.rstrip() for each in lines) + "\n").encode())
+    return line
+
+
+def described(picture: Path) -> str | None:
+    """The fingerprint that `save` wrote into a picture; None where there is none."""
+    found = DESCRIPTION.search(picture.read_text(encoding="utf-8"))
+    return found[1] if found else None
 
 
 def fingerprint(table: pd.DataFrame, name: str) -> str:
@@ -125,13 +138,9 @@ def fingerprint(table: pd.DataFrame, name: str) -> str:
     Raises:
         SettingError: a name with other characters than letters, digits, - and _.
     """
-    _check_name(name)
+    if not NAME.fullmatch(name):
+        raise SettingError(f"picture name {name!r}: letters, digits, - and _ only")
     text = table.to_csv(index=False, float_format="%.6g", lineterminator="\n")
     digest = hashlib.sha256(text.encode()).hexdigest()[:12]
     rows, columns = table.shape
     return f"table {name}: {rows} rows x {columns} columns, sha256 {digest}"
-
-
-def _check_name(name: str) -> None:
-    if not NAME.fullmatch(name):
-        raise SettingError(f"picture name {name!r}: letters, digits, - and _ only")

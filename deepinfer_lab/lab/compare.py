@@ -96,7 +96,7 @@ def find(name: str) -> dict[str, Record]:
     if path.is_file():
         record = load(path)
         return {record.experiment: record}
-    files = [file for file in sorted(path.glob("*.json")) if not file.name.endswith(".partial.json")]
+    files = sorted(path.glob("*.json"))
     records: dict[str, Record] = {}
     for file in filter(is_record, files):
         record = load(file)

@@ -1,20 +1,25 @@
 """An experiment, and the one way to a record of it: read it, or measure it now."""
 
+import gc
 import json
+import os
 import re
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from deepinfer_lab.errors import RecordError, SettingError
+from deepinfer_lab.errors import OutOfDeviceMemory, RecordError, SettingError
+from deepinfer_lab.lab import journal, project, provenance, time_limit
 from deepinfer_lab.lab import mode as modes
-from deepinfer_lab.lab import project, provenance
-from deepinfer_lab.lab.record import Record, check_row, load, validate
+from deepinfer_lab.lab.record import Record, check_row, load, partial_rows, validate
 from deepinfer_lab.progress import bar
 
 NAME = re.compile(r"[a-z0-9][a-z0-9_-]*")
+AGAIN = "DEEPINFER_AGAIN"  # set: measure even what an earlier run has finished
 
 
 @dataclass(frozen=True)
@@ -24,7 +29,8 @@ class Experiment:
     Attributes:
         name: of its record's file; [a-z0-9_-].
         measure: params -> rows. Best a generator: the rows that it yielded survive an interruption. A row's
-            `correct: False` makes the record INCORRECT; `TimeoutError` ends it as TIMEOUT, CUDA's out-of-memory as OOM.
+            `correct: False` makes the record INCORRECT; `TimeoutError` ends it as TIMEOUT, as the time limit does, and lack of
+            memory as OOM.
         defaults: every parameter with its default, JSON values.
         runs_on_cpu: whether it makes sense without a GPU.
         description: one line, for `deepinfer-lab`'s listing.
@@ -54,12 +60,36 @@ def obtain(
 
     Raises:
         SettingError: an unknown parameter or mode, or a GPU experiment measured without a GPU.
-        RecordError: replay finds no record of that device, or one measured with other parameters.
+        RecordError: replay finds no record of that device, or one measured with other parameters; or the record is cut
+            short, by lack of memory or time.
     """
-    asked = complete(experiment, params or {})
+    return _whole([_obtain(experiment, mode, device, params or {})])[0]
+
+
+def obtain_all(experiments: Sequence[Experiment], *, mode: str = "auto", device: str) -> dict[str, Record]:
+    """The records of several experiments with their default parameters, by name.
+
+    One that is cut short does not keep the others from being measured. For arguments and errors see `obtain`.
+    """
+    return {record.experiment: record for record in _whole([_obtain(each, mode, device, {}) for each in experiments])}
+
+
+def _obtain(experiment: Experiment, mode: str, device: str, params: Mapping[str, Any]) -> Record:
+    asked = complete(experiment, params)
     if modes.resolve(mode, runs_on_cpu=experiment.runs_on_cpu) == "replay":
-        return replay(experiment, device, asked)
+        record = replay(experiment, device, asked)
+        journal.note(experiment.name, "replayed")
+        return record
     return measure(experiment, asked)
+
+
+def _whole(records: list[Record]) -> list[Record]:
+    cut = [
+        f"{each.experiment} ended as {each.status} after {len(each.samples)} rows" for each in records if not each.whole
+    ]
+    if cut:
+        raise RecordError(f"what follows needs whole records, but {'; '.join(cut)}")
+    return records
 
 
 def complete(experiment: Experiment, params: Mapping[str, Any]) -> dict[str, Any]:
@@ -113,10 +143,12 @@ def replay(experiment: Experiment, device: str, params: Mapping[str, Any]) -> Re
 def measure(experiment: Experiment, params: Mapping[str, Any]) -> Record:
     """Run the experiment here and file its record under `build/data/<device slug>/`.
 
-    Whatever breaks it off (Ctrl-C, an error), the finished rows are kept beside it in `<name>.partial.json`.
+    Where a whole record of the same parameters, committed code and environment lies there already, that is the answer, unless
+    `DEEPINFER_AGAIN` is set. Rows are kept as they come in `<name>.partial.jsonl`, after a line that says whose they are:
+    whatever breaks the run off leaves it. The next run begins anew.
 
     Raises:
-        SettingError: it needs a GPU and there is none.
+        SettingError: it needs a GPU and there is none, or a malformed `DEEPINFER_TIME_LIMIT`.
         RecordError: it yields a row that a record cannot hold.
     """
     if not experiment.runs_on_cpu and not torch.cuda.is_available():
@@ -125,33 +157,43 @@ def measure(experiment: Experiment, params: Mapping[str, Any]) -> Record:
             "mode=replay reads a record"
         )
     origin = provenance.collect()  # before the run: it speaks of the sources that are about to run
-    folder = project.build() / "data" / origin["device_slug"]
-    partial = folder / f"{experiment.name}.partial.json"
+    path = project.build() / "data" / origin["device_slug"] / f"{experiment.name}.json"
+    if not os.environ.get(AGAIN) and (kept := _kept(path, params, origin)):
+        journal.note(experiment.name, "kept")
+        return kept
+    limit_s = time_limit.limit_s()
+    begun = Record(experiment.name, dict(params), origin, "OK", [])
+    validate(asdict(begun), f"experiment {experiment.name!r}")  # now, not after hours of measuring
+    partial = path.with_suffix(".partial.jsonl")
     samples: list[dict[str, Any]] = []
-    status = "OK"
-
-    def record(**extra: Any) -> Record:
-        return Record(experiment.name, dict(params), {**origin, **extra}, status, samples)
-
-    validate(asdict(record()), f"experiment {experiment.name!r}")  # now, not after hours of measuring
+    status, started = "OK", time.monotonic()
     try:
-        for row in bar(experiment.measure(dict(params)), desc=experiment.name, unit="row"):
-            plain = _plain(row)
-            check_row(plain, f"experiment {experiment.name!r}: row {len(samples)}")
-            samples.append(plain)
-    except torch.cuda.OutOfMemoryError:
-        status = "OOM"
+        with time_limit.time_limit(limit_s), partial_rows(partial, begun) as keep:
+            for row in bar(experiment.measure(dict(params)), desc=experiment.name, unit="row"):
+                plain = _plain(row)
+                check_row(plain, f"experiment {experiment.name!r}: row {len(samples)}")
+                samples.append(plain)
+                keep(plain)
+                if time.monotonic() - started > limit_s:
+                    raise TimeoutError
     except TimeoutError:
         status = "TIMEOUT"
     except BaseException as error:
-        if samples:
-            record(interrupted=type(error).__name__).save(partial)
-        raise
+        if not _out_of_memory(error):
+            if not samples:
+                partial.unlink(missing_ok=True)
+            journal.note(experiment.name, f"failed: {type(error).__name__}", time.monotonic() - started)
+            raise
+        status = "OOM"
     if status == "OK" and any(row.get("correct") is False for row in samples):
         status = "INCORRECT"
-    result = record()
-    result.save(folder / f"{experiment.name}.json")
+    seconds = round(time.monotonic() - started, 1)
+    result = replace(begun, provenance={**origin, "seconds": seconds}, status=status, samples=samples)
+    result.save(path)
     partial.unlink(missing_ok=True)
+    journal.note(experiment.name, status, seconds)
+    if status == "OOM":
+        _free_memory()
     return result
 
 
@@ -165,6 +207,30 @@ def banner(record: Record) -> str:
         f"{record.experiment}: {origin['device']}{driver}{cuda}\n"
         f"measured {origin['utc']}, commit {commit}, status {record.status}, {len(record.samples)} rows"
     )
+
+
+def _kept(path: Path, params: Mapping[str, Any], origin: Mapping[str, Any]) -> Record | None:
+    """The record that another run would only repeat."""
+    try:
+        record = load(path)
+    except RecordError:
+        return None
+    same = record.params == params and provenance.repeats(record.provenance, origin)
+    return record if same and record.whole else None
+
+
+def _out_of_memory(error: BaseException) -> bool:
+    """Of the device or the host, as torch, CuPy (a MemoryError), the engine and the CUDA runtime report it."""
+    if isinstance(error, torch.cuda.OutOfMemoryError | OutOfDeviceMemory | MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and "out of memory" in str(error)
+
+
+def _free_memory() -> None:
+    """What a failed experiment held, so that the next one can have it."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
 
 
 def _show(params: Mapping[str, Any], name: str) -> str:

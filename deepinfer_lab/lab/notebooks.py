@@ -3,7 +3,7 @@
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,9 +14,10 @@ from nbclient.exceptions import DeadKernelError
 from papermill.exceptions import PapermillExecutionError
 
 from deepinfer_lab.errors import NotebookError
+from deepinfer_lab.lab import journal, project
 from deepinfer_lab.lab import mode as modes
 from deepinfer_lab.lab import parameters as params_of
-from deepinfer_lab.lab import project
+from deepinfer_lab.lab.journal import Outcome
 
 
 @dataclass(frozen=True)
@@ -29,12 +30,20 @@ class Notebook:
 
 @dataclass(frozen=True)
 class NotebookRun:
-    """An executed notebook: what it ran with, how long it took in seconds, and where the copy with outputs lies."""
+    """An executed notebook.
+
+    Attributes:
+        parameters: what it ran with. seconds: how long it took. output: where the copy with outputs lies.
+        outcomes: of its experiments, in their order.
+        error: why it failed; None where it did not.
+    """
 
     name: str
     parameters: dict[str, Any]
     seconds: float
     output: Path
+    outcomes: list[Outcome]
+    error: str | None
 
 
 def discover() -> list[Notebook]:
@@ -66,8 +75,10 @@ def run(
     mode: str | None = None,
     params: Mapping[str, Any] | None = None,
     out: Path | None = None,
+    environment: Mapping[str, str] | None = None,
+    done: Callable[[NotebookRun], object] = lambda _: None,
 ) -> list[NotebookRun]:
-    """Execute notebooks, in their order, into `out`; stops at the first that fails.
+    """Execute notebooks, in their order, into `out`. One that fails says so in its `error`, and the others run.
 
     Args:
         names: which, as `select` reads them; None for all.
@@ -76,10 +87,11 @@ def run(
         params: values by name, as text or typed. Each must be declared by at least one of the notebooks, and goes to
             those alone that declare it.
         out: folder of the executed copies; by default `build/`.
+        environment: further variables for the kernels.
+        done: called with each notebook's run as it ends.
 
     Raises:
-        NotebookError: before anything runs, an unknown notebook or parameter or a malformed value; or a notebook that
-            fails.
+        NotebookError: before anything runs, an unknown notebook or parameter, or a malformed value.
         KeyboardInterrupt: with a message that says what was finished and where it lies.
     """
     if mode is not None:
@@ -91,17 +103,23 @@ def run(
     folder = (out or project.build()).resolve()
     values = assign({name: params_of.declared(paths[name]) for name in chosen}, params or {})
     finished: list[NotebookRun] = []
+    variables = {**(environment or {}), **({} if mode is None else {modes.VARIABLE: mode})}
     for name in chosen:
-        output = folder / f"{name}.ipynb"
-        started = time.monotonic()
+        output, outcomes = folder / f"{name}.ipynb", folder / f"{name}.outcomes.jsonl"
+        started, error = time.monotonic(), None
         try:
-            execute(paths[name], output, mode=mode, parameters=values[name])
+            with journal.kept_in(outcomes):
+                execute(paths[name], output, environment=variables, parameters=values[name])
+        except NotebookError as failure:
+            error = str(failure)
         except KeyboardInterrupt:
-            done = ", ".join(str(each.output) for each in finished) or "none"
+            copies = ", ".join(str(each.output) for each in finished) or "none"
             raise KeyboardInterrupt(
-                f"interrupted in notebook {name!r}, partly executed in {output}; finished: {done}"
+                f"interrupted in notebook {name!r}, partly executed in {output}; finished: {copies}"
             ) from None
-        finished.append(NotebookRun(name, values[name], time.monotonic() - started, output))
+        seconds = time.monotonic() - started
+        finished.append(NotebookRun(name, values[name], seconds, output, journal.read(outcomes), error))
+        done(finished[-1])
     return finished
 
 
@@ -129,19 +147,19 @@ def assign(
     }
 
 
-def execute(source: Path, output: Path, *, mode: str | None, parameters: Mapping[str, Any]) -> None:
+def execute(source: Path, output: Path, *, environment: Mapping[str, str], parameters: Mapping[str, Any]) -> None:
     """Execute the notebook file `source` in the folder `notebooks/`, and write it with its outputs to `output`.
+
+    Args:
+        environment: variables for its kernel.
 
     Raises:
         NotebookError: a cell raised, or the kernel died; says which, and where the partly executed copy lies.
     """
     output.parent.mkdir(parents=True, exist_ok=True)
     output.unlink(missing_ok=True)  # an earlier run's copy must not pass for this one's
-    environment = {project.VARIABLE: str(project.root())}
-    if mode is not None:
-        environment[modes.VARIABLE] = mode
     try:
-        with _environment(environment):
+        with _environment({**environment, project.VARIABLE: str(project.root())}):
             papermill.execute_notebook(
                 str(source),
                 str(output),

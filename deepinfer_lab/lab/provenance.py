@@ -8,6 +8,7 @@ import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ PACKAGE = Path(__file__).resolve().parents[1]
 KERNELS = PACKAGE / "kernels" / "cuda"
 CUPY_DISTRIBUTIONS = ("cupy-cuda13x", "cupy-cuda12x", "cupy-cuda11x", "cupy")  # one package under several names
 COMMIT = "DEEPINFER_COMMIT"
+ENVIRONMENT = ("device", "driver", "cuda", "torch", "cupy", "numpy", "python", "platform", "threads")
 CLOCKS = ("clocks.sm", "clocks.mem", "clocks.max.sm", "clocks.max.mem", "power.limit")
 CLOCK_KEYS = ("sm_mhz", "memory_mhz", "sm_max_mhz", "memory_max_mhz", "power_limit_w")
 
@@ -49,6 +51,16 @@ def collect(command: str | None = None) -> dict[str, Any]:
         "command": command if command is not None else _command(),
         "utc": datetime.now(UTC).isoformat(timespec="seconds"),
     }
+
+
+def repeats(earlier: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
+    """Whether a measurement now would run the very code of an earlier one, in the same environment.
+
+    Never where the commit is unknown, or the code differed from it.
+    """
+    if now["commit"] is None or now["dirty"] or earlier.get("dirty"):
+        return False
+    return all(earlier.get(key) == now[key] for key in (*ENVIRONMENT, "commit", "kernels"))
 
 
 def device_slug() -> str:

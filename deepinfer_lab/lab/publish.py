@@ -10,7 +10,7 @@ import nbformat
 from nbformat import NotebookNode
 
 from deepinfer_lab.errors import NotebookError, RecordError
-from deepinfer_lab.lab import project, record
+from deepinfer_lab.lab import mode, project, record, seal
 from deepinfer_lab.lab.notebooks import execute, select
 
 PAPERMILL_TAGS = frozenset({"injected-parameters", "papermill-error-cell-tag"})  # of cells that papermill adds
@@ -26,7 +26,7 @@ class Published:
 
 
 def publish(names: Sequence[str] | None = None) -> Published:
-    """Move finished records from `build/data/` into `data/`, then write `notebooks/NN_title.ipynb` from the scripts.
+    """Move finished records from `build/data/` to `data/`, seal them, and write `notebooks/NN_title.ipynb` from the scripts.
 
     Each notebook is made from `notebooks/scripts/NN_title.py`, executed in replay mode with its default parameters, and
     cleaned. Doing it twice gives identical bytes.
@@ -42,11 +42,12 @@ def publish(names: Sequence[str] | None = None) -> Published:
     chosen = select(list(scripts), names)
     sources = {name: read_script(scripts[name]) for name in chosen}
     records = promote()
+    seal.update(records)
     written = []
     for name, unexecuted in sources.items():
         source, executed = (project.build() / "publish" / kind / f"{name}.ipynb" for kind in ("source", "executed"))
         record.write_atomically(source, nbformat.writes(unexecuted))
-        execute(source, executed, mode="replay", parameters={})
+        execute(source, executed, environment={mode.VARIABLE: "replay"}, parameters={})
         target = project.notebooks() / f"{name}.ipynb"
         notebook = clean(nbformat.read(executed, as_version=4))
         record.write_atomically(target, nbformat.writes(notebook) + "\n")
@@ -55,20 +56,21 @@ def publish(names: Sequence[str] | None = None) -> Published:
 
 
 def promote() -> list[Path]:
-    """Move the finished records under `build/data/<device>/` to `data/<device>/`; interrupted ones stay.
+    """Move the whole records under `build/data/<device>/` to `data/<device>/`; those that are cut short stay.
 
     Raises:
         RecordError: a malformed record, or one in another device's folder; nothing has moved then.
     """
     origin = project.build() / "data"
-    paths = [path for path in sorted(origin.glob("*/*.json")) if not path.name.endswith(".partial.json")]
-    records = {path: record.load(path) for path in paths}
+    records = {path: record.load(path) for path in sorted(origin.glob("*/*.json"))}
     for path, found in records.items():
         filed, belongs = f"{path.parent.name}/{path.stem}", f"{found.provenance['device_slug']}/{found.experiment}"
         if filed != belongs:
             raise RecordError(f"{path}: holds the record of {belongs}, not of {filed}")
     targets = []
     for path, found in records.items():
+        if not found.whole:
+            continue
         target = project.data() / path.relative_to(origin)
         found.save(target)
         path.unlink()

@@ -3,7 +3,8 @@
 import json
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from math import isfinite
 from pathlib import Path
@@ -38,6 +39,11 @@ class Record:
     status: str
     samples: list[dict[str, Any]]
     schema_version: int = SCHEMA_VERSION
+
+    @property
+    def whole(self) -> bool:
+        """It has all rows: neither memory nor time ran out."""
+        return self.status in ("OK", "INCORRECT")
 
     def frame(self) -> pd.DataFrame:
         """The samples, one row each."""
@@ -141,6 +147,24 @@ def write_atomically(path: Path, text: str) -> None:
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def partial_rows(path: Path, begun: Record) -> Iterator[Callable[[Mapping[str, Any]], None]]:
+    """Keep rows as they come, a JSON line each, after a line with the record that they are meant for.
+
+    Yields:
+        What to call with each row. A row is in the file when the call returns, even if the process is killed then.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", encoding="utf-8", newline="\n") as stream:
+
+        def keep(row: Mapping[str, Any]) -> None:
+            stream.write(json.dumps(row, sort_keys=True, ensure_ascii=False) + "\n")
+            stream.flush()
+
+        keep({name: value for name, value in asdict(begun).items() if name not in ("samples", "status")})
+        yield keep
 
 
 def _to_json(content: dict[str, Any]) -> str:

@@ -133,16 +133,14 @@ steps = rows[(rows["row"] == "step") & (rows["concurrency"] == largest)]
 bars = timeline.timeline_table(shown, steps)
 fig, axes = style.figure(height_in=0.28 * len(bars) + 1.6)
 timeline.draw_timeline(axes[0, 0], bars, shown)
-style.save(fig, project.figures(), "00_timeline")
-print(style.fingerprint(bars, "00_timeline"))
+print(style.save(fig, project.figures(), "00_timeline", bars))
 print(bars.head(4).to_string(index=False, float_format="{:.1f}".format))
 
 # %%
 gaps = latency.itl_table(requests.rename(columns={"concurrency": "clients"}), "clients")
 fig, axes = style.figure(height_in=3.8)
 latency.draw_itl_ecdf(axes[0, 0], gaps, "clients")
-style.save(fig, project.figures(), "00_itl")
-print(style.fingerprint(gaps, "00_itl"))
+print(style.save(fig, project.figures(), "00_itl", gaps))
 
 # %%
 lane = rows[rows["row"] == "step"].assign(busy_ms=lambda t: (t["finished_s"] - t["started_s"]) * 1e3)
@@ -174,8 +172,7 @@ print(quality[columns].to_string(index=False, float_format="{:.2f}".format))
 # %%
 fig, axes = style.figure(height_in=4.0)
 bits_figure.draw_size_and_perplexity(axes[0, 0], quality)
-style.save(fig, project.figures(), "00_bits")
-print(style.fingerprint(quality[["bits", "linear_mb", "perplexity"]], "00_bits"))
+print(style.save(fig, project.figures(), "00_bits", quality[["bits", "linear_mb", "perplexity"]]))
 
 # %%
 for row in quality.itertuples():

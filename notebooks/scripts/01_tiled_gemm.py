@@ -57,8 +57,7 @@ map_figures.draw_bit_layout(axes[0, 0], layouts[4], "W4: one unit, lowest bit fi
 map_figures.draw_bit_layout(
     axes[1, 0], layouts[3], "W3: one unit, lowest bit first; outlined values straddle two bytes"
 )
-style.save(fig, project.figures(), "01_bits")
-print(style.fingerprint(pd.concat(layouts, names=["bits"]).reset_index("bits"), "01_bits"))
+print(style.save(fig, project.figures(), "01_bits", pd.concat(layouts, names=["bits"]).reset_index("bits")))
 
 # %% [markdown]
 # ## Who unpacks what
@@ -76,8 +75,7 @@ fig, axes = style.figure(2, 2, height_in=9.6, width_ratios=[1.7, 1])
 for row, (bits, cells) in enumerate(unpacking.items()):
     map_figures.draw_unpack_map(axes[row, 0], cells, f"W{bits}: warps that fill shared_b")
     map_figures.draw_unpack_map(axes[row, 1], cells, f"W{bits}: lanes", columns=8, lanes=True)
-style.save(fig, project.figures(), "01_unpack")
-print(style.fingerprint(pd.concat(unpacking, names=["bits"]).reset_index("bits"), "01_unpack"))
+print(style.save(fig, project.figures(), "01_unpack", pd.concat(unpacking, names=["bits"]).reset_index("bits")))
 
 # %% [markdown]
 # ## Who multiplies what
@@ -89,8 +87,7 @@ print(style.fingerprint(pd.concat(unpacking, names=["bits"]).reset_index("bits")
 outputs = map_figures.output_table()
 fig, axes = style.figure(height_in=4.6)
 map_figures.draw_output_map(axes[0, 0], outputs, "a block's 32 x 64 outputs: warps (colour) and lanes (number)")
-style.save(fig, project.figures(), "01_outputs")
-print(style.fingerprint(outputs, "01_outputs"))
+print(style.save(fig, project.figures(), "01_outputs", outputs))
 budget = maps.shared_bytes()
 print(
     f"shared memory: {budget['shared_a']:,} bytes of activations + {budget['shared_b']:,} of weights = {sum(budget.values()):,}"
@@ -109,8 +106,7 @@ fig, axes = style.figure(2, 2, height_in=5.4, sharex=True)
 for row, (bits, table) in enumerate(banks.items()):
     for column, length in enumerate((maps.UNPADDED, maps.PADDED)):
         map_figures.draw_banks(axes[row, column], table, length, f"W{bits}, shared_b[32][{length}]")
-style.save(fig, project.figures(), "01_banks")
-print(style.fingerprint(pd.concat(banks, names=["bits"]).reset_index("bits"), "01_banks"))
+print(style.save(fig, project.figures(), "01_banks", pd.concat(banks, names=["bits"]).reset_index("bits")))
 for bits in (4, 3):
     ways = [maps.conflict_ways(maps.b_write_offsets(bits, stride)) for stride in (maps.UNPADDED, maps.PADDED)]
     print(
@@ -339,8 +335,7 @@ bars = comparison.assign(shape=[f"W{r.bits}, {r.n} x {r.k}" for r in comparison.
 bars["source"] = bars["source"].map(sources)
 fig, axes = style.figure(height_in=5.0)
 kernel_figures.draw_speedups(axes[0, 0], bars, "Tiled GEMM against dequantise + cuBLAS, M = 30")
-style.save(fig, project.figures(), "01_speedup")
-print(style.fingerprint(bars, "01_speedup"))
+print(style.save(fig, project.figures(), "01_speedup", bars))
 
 # %% [markdown]
 # ## Why both comparisons
@@ -367,9 +362,8 @@ for row, (bits, table) in enumerate(few.items()):
         shown = table[(table["n"] == n) & (table["k"] == k)]
         kernel_figures.draw_crossover(axes[row, column], shown, f"W{bits}, {n} x {k}")
 fig.legend(*axes[1, 0].get_legend_handles_labels(), loc="outside lower center", ncols=4)  # W3 has every design
-style.save(fig, project.figures(), "01_crossover")
 shown = crossing[["bits", "m", "n", "k", "kernel", "us", "floor_us"]]
-print(style.fingerprint(shown, "01_crossover"))
+print(style.save(fig, project.figures(), "01_crossover", shown))
 for (bits, n, k), table in shown[shown["bits"] != 16].groupby(["bits", "n", "k"], sort=False):
     print(f"\nW{bits}, {n} x {k}, microseconds by M:")
     print(table.pivot(index="kernel", columns="m", values="us").to_string(float_format="{:.1f}".format, na_rep="-"))

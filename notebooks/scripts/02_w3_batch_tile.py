@@ -142,8 +142,7 @@ kernel_figures.draw_resources(axes[0, 0], occupancy, "registers", "Registers", "
 kernel_figures.draw_resources(axes[0, 1], percent, "percent", "Occupancy", "warp slots filled (%)", "{:.0f}%")
 axes[0, 1].set_yticklabels([])
 axes[0, 1].legend(loc="upper center", bbox_to_anchor=(0.2, -0.2), ncols=2)
-style.save(fig, project.figures(), "02_occupancy")
-print(style.fingerprint(percent[["kernel", "arch", "registers", "percent"]], "02_occupancy"))
+print(style.save(fig, project.figures(), "02_occupancy", percent[["kernel", "arch", "registers", "percent"]]))
 
 # %%
 for kernel in KERNELS:
@@ -195,9 +194,8 @@ for number, (n, k) in enumerate(SHAPES):
         axes[0, number].set_ylabel("")
 handles, labels = axes[0, 0].get_legend_handles_labels()
 fig.legend(handles, labels, loc="outside lower center", ncols=4, fontsize=10)
-style.save(fig, project.figures(), "02_batch")
 shown = cold[["n", "k", "kernel", "batch", "us", "floor_us"]]
-print(style.fingerprint(shown, "02_batch"))
+print(style.save(fig, project.figures(), "02_batch", shown))
 
 # %% [markdown]
 # ### Beside the article

@@ -40,7 +40,7 @@ from deepinfer_lab.lab.experiments import EXPERIMENTS
 from deepinfer_lab.model.synthetic import SHAPES
 
 NAMES = ["overlap_proof", "overlap_ablation", "cpu_gpu_gap", "overlap_sweep"]
-records = {name: experiment.obtain(EXPERIMENTS[name], mode=mode, device=device) for name in NAMES}
+records = experiment.obtain_all([EXPERIMENTS[name] for name in NAMES], mode=mode, device=device)
 for record in records.values():
     print(experiment.banner(record))
 proof, sweep = records["overlap_proof"], records["overlap_sweep"].frame()
@@ -153,9 +153,8 @@ axes[-1, 0].set_xlabel("time since the document was sent (ms)")
 axes[-1, 0].set_xlim(steps["started_ms"].min(), steps["finished_ms"].max())
 handles = overlap_figures.phase_legend(steps["phase"].unique())
 fig.legend(handles=handles, loc="outside lower center", ncols=len(handles), frameon=False)
-style.save(fig, project.figures(), "03_lanes")
 shown = steps[["policy", "lane", "phase", "started_ms", "finished_ms", "tokens"]]
-print(style.fingerprint(shown, "03_lanes"))
+print(style.save(fig, project.figures(), "03_lanes", shown))
 
 # %% [markdown]
 # ### Three counters, side by side
@@ -213,8 +212,7 @@ overlap_figures.draw_bars(
 axes[0, 1].set_yticklabels([])
 handles = axes[0, 0].get_legend_handles_labels()
 fig.legend(*handles, loc="outside lower left", ncols=2, frameon=False)
-style.save(fig, project.figures(), "03_gain")
-print(style.fingerprint(gain[["policy", "chunk", "decode step", "gain"]], "03_gain"))
+print(style.save(fig, project.figures(), "03_gain", gain[["policy", "chunk", "decode step", "gain"]]))
 got = gain.set_index("policy")["gain"]
 overlapping = ["dual-stream-async", "priority", "partition"]
 claim("overlap gains 5% to 30% of the 100% that two free lanes would", got[overlapping].between(1.05, 1.3).all())
@@ -307,8 +305,7 @@ for panel, outcome in zip(axes[0], outcomes, strict=True):
 for panel in axes[0, 1:]:
     panel.set_yticklabels([])
 fig.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=2, frameon=False)
-style.save(fig, project.figures(), "03_ablation")
-print(style.fingerprint(ablation[["executor", "lane", *outcomes]], "03_ablation"))
+print(style.save(fig, project.figures(), "03_ablation", ablation[["executor", "lane", *outcomes]]))
 longest = {name: ratio["max ITL ms"] for name, ratio in effects.items()}
 claim("graphs cut the longest gap to less than a third, whatever else is changed", (longest["graphs"] < 1 / 3).all())
 claim("with graphs, the asymmetric join about halves it", longest["asymmetric, graphs"].between(0.3, 0.65).all())
@@ -336,8 +333,7 @@ fig, axes = style.figure(height_in=0.36 * gap["executor"].nunique() + 1.7)
 bars = {"series": "clients", "form": "{:.1f}"}
 overlap_figures.draw_bars(axes[0, 0], gap, "executor", "idle %", "The GPU runs nothing", "% of the time", **bars)
 fig.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=2, frameon=False)
-style.save(fig, project.figures(), "03_idle")
-print(style.fingerprint(gap[["executor", "concurrency", "idle %"]], "03_idle"))
+print(style.save(fig, project.figures(), "03_idle", gap[["executor", "concurrency", "idle %"]]))
 idle = gap.set_index(["executor", "concurrency"])["idle %"]
 claim("launched eagerly, the GPU idles for more than 85% of the time", idle["serial, eager"].min() > 85)
 claim("with graphs, but awaited every cycle, for more than 20%", idle[["serial", "dual-stream"]].min() > 20)

@@ -34,7 +34,7 @@ from deepinfer_lab.lab.experiments import EXPERIMENTS
 from deepinfer_lab.metrics.latency import RequestTrace, Spread
 
 NAMES = ["long_insertion", "chunk_inflight"]
-records = {name: experiment.obtain(EXPERIMENTS[name], mode=mode, device=device) for name in NAMES}
+records = experiment.obtain_all([EXPERIMENTS[name] for name in NAMES], mode=mode, device=device)
 for record in records.values():
     print(experiment.banner(record))
 
@@ -82,8 +82,7 @@ ticks = [(t.request_id, i, at * 1e3) for t in traces for i, at in enumerate(t.to
 ticks = pd.DataFrame(ticks, columns=["trace", "token", "at_ms"])
 fig, axes = style.figure(height_in=2.6)
 itl_figures.draw_traces(axes[0, 0], ticks)
-style.save(fig, project.figures(), "04_traces")
-print(style.fingerprint(ticks, "04_traces"))
+print(style.save(fig, project.figures(), "04_traces", ticks))
 
 # %% [markdown]
 # Five traps, each with the wrong number beside the right one:
@@ -173,8 +172,7 @@ for panel, (policy, row) in zip(axes[:, 0], drawn.iterrows(), strict=True):
 fig.supylabel("gap (ms)", fontsize=12)
 axes[-1, 0].set_xlabel("time since the document was sent (ms)")
 axes[-1, 0].set_xlim(-30, drawn["document_ttft_ms"].max() + 30)
-style.save(fig, project.figures(), "04_reader")
-print(style.fingerprint(drawn["reader_times_ms"].explode().astype(float).reset_index(), "04_reader"))
+print(style.save(fig, project.figures(), "04_reader", drawn["reader_times_ms"].explode().astype(float).reset_index()))
 
 # %% [markdown]
 # ### All disturbed gaps
@@ -189,8 +187,7 @@ for panel, policy in zip(axes.flat, same["policy"], strict=True):
     itl_figures.draw_ecdf(panel, ecdf, policy)
 fig.supxlabel(f"gap of a reader during the insertion, chunk {CHUNK:,} (ms, log scale)", fontsize=12)
 fig.supylabel("share of gaps no longer", fontsize=12)
-style.save(fig, project.figures(), "04_ecdf")
-print(style.fingerprint(ecdf, "04_ecdf"))
+print(style.save(fig, project.figures(), "04_ecdf", ecdf))
 
 # %% [markdown]
 # ### What gaps are paid with
@@ -215,8 +212,7 @@ itl_figures.draw_pareto(
     axes[0, 0], both, "document_ttft_ms", "max_itl_ms", "8 readers, a document of 8,192 tokens, 3B W4",
     "document's TTFT (ms, log scale)", "longest gap of a reader (ms, log scale)",
 )  # fmt: skip
-style.save(fig, project.figures(), "04_pareto")
-print(style.fingerprint(both, "04_pareto"))
+print(style.save(fig, project.figures(), "04_pareto", both))
 
 
 def calmest(until_ms):
@@ -378,8 +374,7 @@ grid = flight.pivot(index="chunk", columns="max_in_flight", values="tokens_per_s
 fig, axes = style.figure(height_in=3.2)
 title = "Output tokens/s: priority, 16 clients, prompts of 2,048 tokens"
 itl_figures.draw_grid(axes[0, 0], flight, "tokens_per_s", title)
-style.save(fig, project.figures(), "04_chunk_inflight")
-print(style.fingerprint(flight[["chunk", "max_in_flight", "tokens_per_s"]], "04_chunk_inflight"))
+print(style.save(fig, project.figures(), "04_chunk_inflight", flight[["chunk", "max_in_flight", "tokens_per_s"]]))
 lost, two, eight = (1 - grid[few] / grid[4] for few in (1, 2, 8))
 print("from 4 in flight to 1, lost: " + ", ".join(f"chunk {chunk}: {x:.0%}" for chunk, x in lost.items()))
 print(f"with 2, at most {two.max():.0%} less than with 4; with 8, at most {-eight.min():.0%} more")

@@ -146,8 +146,7 @@ def series(row):
 points = quantised.assign(series=quantised.apply(series, axis=1))[["series", "bits", "mb", "perplexity"]]
 fig, axes = style.figure(height_in=4.8)
 quality_figures.draw_pareto(axes[0, 0], points, dense["perplexity"])
-style.save(fig, project.figures(), "05_pareto")
-print(style.fingerprint(points, "05_pareto"))
+print(style.save(fig, project.figures(), "05_pareto", points))
 
 # %% [markdown]
 # ### What it reads like
@@ -201,8 +200,7 @@ fig, axes = style.figure(2, 1, height_in=4.6)
 quality_figures.draw_sensitivity(axes[0, 0], alone, "kl", "One unit alone in W3", "KL (nats)")
 quality_figures.draw_sensitivity(axes[1, 0], alone, "kl_per_mb", "The same for each MB that it saves", "KL per MB")
 axes[0, 0].set_xlabel("")
-style.save(fig, project.figures(), "05_sensitivity")
-print(style.fingerprint(alone, "05_sensitivity"))
+print(style.save(fig, project.figures(), "05_sensitivity", alone))
 
 # %%
 by_unit = alone.groupby("unit", sort=False).agg(

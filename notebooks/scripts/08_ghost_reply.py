@@ -69,9 +69,8 @@ fig, axes = style.figure(2, 1, height_in=5.8)
 ghost.draw_blocks(axes[0, 0], tables[BROKEN], "An allocator that skips pending: A writes into B's block")
 ghost.draw_blocks(axes[1, 0], tables[REAL], "The allocator of this package: B waits for A's step")
 ghost.block_legend(axes[1, 0])
-style.save(fig, project.figures(), "08_race")
 shown = pd.concat(tables, names=["allocator"]).reset_index("allocator")
-print(style.fingerprint(shown, "08_race"))
+print(style.save(fig, project.figures(), "08_race", shown))
 
 # %%
 replies = rows("reply").set_index("allocator")["tokens"]
@@ -148,8 +147,7 @@ print(totals.merge(counts).to_string(index=False))
 outcomes = totals[totals["allocator"] == BROKEN][["late_percent", "early", "wrong"]].reset_index(drop=True)
 fig, axes = style.figure(height_in=3.8)
 ghost.draw_outcomes(axes[0, 0], outcomes)
-style.save(fig, project.figures(), "08_outcomes")
-print(style.fingerprint(outcomes, "08_outcomes"))
+print(style.save(fig, project.figures(), "08_outcomes", outcomes))
 early, wrong = int(outcomes["early"].sum()), int(outcomes["wrong"].sum())
 broken_replies = int(totals.loc[totals["allocator"] == BROKEN, "replies"].sum())
 print(
@@ -176,8 +174,7 @@ course.insert(0, "turn", range(len(course)))
 late = params["drawn_late_percent"]
 fig, axes = style.figure(height_in=3.4)
 ghost.draw_pool(axes[0, 0], course, f"Blocks by state, lanes idle in {late}% of turns")
-style.save(fig, project.figures(), "08_pool")
-print(style.fingerprint(course, "08_pool"))
+print(style.save(fig, project.figures(), "08_pool", course))
 
 # %%
 sums = runs.groupby(["allocator", "late_percent"])[["turns", "pending_block_turns", "started", "wait_turns"]].sum()
@@ -225,8 +222,7 @@ step_ms = params["step_ms"]
 lateness = completion.loc[completion["called_back"] | completion["asks"], ["way", "called_back", "p5", "p50", "p95"]]
 fig, axes = style.figure(height_in=5.6)
 ghost.draw_lateness(axes[0, 0], lateness, step_ms)
-style.save(fig, project.figures(), "08_lateness")
-print(style.fingerprint(lateness, "08_lateness"))
+print(style.save(fig, project.figures(), "08_lateness", lateness))
 table = completion[["way", "p50", "p95", "ms a step"]].assign(way=completion["way"].str.replace("\n", " "))
 print(f"a step takes {step_ms:g} ms; ms at the end of a way: the switch interval")
 print(table.to_string(index=False, float_format="{:.3f}".format))

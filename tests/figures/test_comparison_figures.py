@@ -86,7 +86,7 @@ def test_any_number_of_rows_fits_with_long_labels(count: int, tmp_path: Path):
     assert all(len(text.get_text()) < 140 for text in axes.get_yticklabels())
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # matplotlib warns where axes have no room left
-        style.save(axes.get_figure(), tmp_path, "forest")
+        style.save(axes.get_figure(), tmp_path, "forest", rows)
     assert axes.get_window_extent().height / count > 15
     assert axes.get_window_extent().width > 200
     labels = [text.get_window_extent() for text in axes.get_yticklabels()]

@@ -15,13 +15,14 @@ DRAW = """
 import sys
 from pathlib import Path
 import matplotlib
+import pandas as pd
 matplotlib.use("Agg")
 from deepinfer_lab.figures import style
 fig, axes = style.figure()
 axes[0, 0].plot([1, 2, 3], [1, 4, 9], marker="o", label="n²")
 axes[0, 0].legend()
 style.label(axes[0, 0], "Squares", "n", "square")
-style.save(fig, Path(sys.argv[1]), "squares")
+style.save(fig, Path(sys.argv[1]), "squares", pd.DataFrame({"n": [1, 2, 3]}))
 """
 
 
@@ -47,9 +48,22 @@ def test_save_follows_the_drawing(tmp_path: Path):
     fig, axes = style.figure(1, 2)
     assert axes.shape == (1, 2)
     assert fig.get_size_inches()[0] * fig.dpi == 900
-    empty = style.save(fig, tmp_path, "a").read_bytes()
+    table, path = pd.DataFrame({"a": [1]}), tmp_path / "a.svg"
+    style.save(fig, tmp_path, "a", table)
+    empty = path.read_bytes()
     axes[0, 0].plot([1, 2])
-    assert style.save(fig, tmp_path, "a").read_bytes() != empty
+    style.save(fig, tmp_path, "a", table)
+    assert path.read_bytes() != empty
+
+
+def test_a_picture_holds_the_fingerprint_of_its_table(tmp_path: Path):
+    fig, _ = style.figure()
+    for table in (pd.DataFrame({"a": [1]}), pd.DataFrame({"a": [2]})):
+        line = style.save(fig, tmp_path, "a", table)
+        assert line == style.fingerprint(table, "a")
+        assert style.described(tmp_path / "a.svg") == line
+    (tmp_path / "b.svg").write_text("<svg/>")
+    assert style.described(tmp_path / "b.svg") is None
 
 
 def test_style_is_put_back():
@@ -105,6 +119,6 @@ def test_fingerprint_ignores_noise_and_index_but_not_values():
 def test_names_that_are_no_file_names_are_refused(tmp_path: Path, name: str):
     fig, _ = style.figure()
     with pytest.raises(SettingError, match="picture name"):
-        style.save(fig, tmp_path, name)
+        style.save(fig, tmp_path, name, pd.DataFrame({"a": [1]}))
     with pytest.raises(SettingError, match="picture name"):
         style.fingerprint(pd.DataFrame({"a": [1]}), name)

@@ -225,7 +225,7 @@ def test_a_device_a_folder_and_a_file_are_found(home: Path, monkeypatch: pytest.
     record.save(home / "data" / "a" / "gemm.json")
     record.save(home / "build" / "data" / "a" / "gemm.json")
     (home / "data" / "a" / "dispatch.json").write_text('{"rows": []}')
-    (home / "data" / "a" / "gemm.partial.json").write_text("{")
+    (home / "data" / "a" / "gemm.partial.jsonl").write_text("{")
     expected = {"gemm": record}
     for name in ("a", "data/a", "build/data/a", "data/a/gemm.json", str(home / "build" / "data" / "a")):
         assert find(name) == expected

@@ -1,13 +1,20 @@
+import json
+import signal
+import subprocess
+import sys
+import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from deepinfer_lab.errors import RecordError, SettingError
-from deepinfer_lab.lab import provenance
-from deepinfer_lab.lab.experiment import Experiment, banner, obtain
+from deepinfer_lab.errors import OutOfDeviceMemory, RecordError, SettingError
+from deepinfer_lab.lab import experiment as experiment_module
+from deepinfer_lab.lab import journal, provenance
+from deepinfer_lab.lab.experiment import Experiment, banner, obtain, obtain_all
 from deepinfer_lab.lab.record import Record, load
 
 SLUG = "cpu-test-2-cores"
@@ -34,6 +41,7 @@ def an_experiment(measure=rows, runs_on_cpu=True) -> Experiment:
 def _on_a_known_cpu(home: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(provenance, "device_slug", lambda: SLUG)
+    monkeypatch.setattr(provenance, "_commit", lambda: (None, None))
 
 
 def publish(home: Path, record: Record, device: str = SLUG) -> Path:
@@ -89,12 +97,61 @@ def test_a_misfiled_record_is_refused(home: Path):
 
 
 @pytest.mark.parametrize(
-    ("error", "status"), [(torch.cuda.OutOfMemoryError("CUDA out of memory"), "OOM"), (TimeoutError(), "TIMEOUT")]
+    ("error", "status"),
+    [
+        (torch.cuda.OutOfMemoryError("CUDA out of memory"), "OOM"),
+        (MemoryError("cupy's is one"), "OOM"),
+        (OutOfDeviceMemory("request r: even alone"), "OOM"),
+        (RuntimeError("CUDA error: out of memory"), "OOM"),
+        (TimeoutError(), "TIMEOUT"),
+    ],
 )
-def test_out_of_memory_and_timeout_keep_what_finished(error: Exception, status: str):
-    record = measure(an_experiment(breaking(error)))
-    assert record.status == status
-    assert len(record.samples) == 3
+def test_out_of_memory_and_timeout_keep_what_finished_and_are_said(home: Path, error: Exception, status: str):
+    with pytest.raises(RecordError, match=f"needs whole records, but count_up ended as {status} after 3 rows"):
+        measure(an_experiment(breaking(error)))
+    folder = home / "build" / "data" / SLUG
+    record = load(folder / "count_up.json")
+    assert (record.status, len(record.samples)) == (status, 3)
+    assert [path.name for path in folder.iterdir()] == ["count_up.json"]
+    publish(home, record)
+    with pytest.raises(RecordError, match=f"count_up ended as {status}"):
+        obtain(an_experiment(), mode="replay", device=SLUG)
+
+
+def test_one_that_is_cut_short_does_not_keep_the_others_from_being_measured(home: Path):
+    experiments = [replace(an_experiment(breaking(MemoryError())), name="first"), an_experiment()]
+    with pytest.raises(RecordError, match=r"but first ended as OOM after 3 rows$"):
+        obtain_all(experiments, mode="measure", device="unused")
+    assert load(home / "build" / "data" / SLUG / "count_up.json").whole
+    both = obtain_all([an_experiment(), replace(an_experiment(), name="other")], mode="measure", device="unused")
+    assert list(both) == ["count_up", "other"]
+
+
+@pytest.mark.parametrize("between", [True, False])
+def test_the_time_limit_ends_an_experiment(monkeypatch: pytest.MonkeyPatch, between: bool):
+    def endless(_: dict) -> Iterator[dict]:
+        yield {"a": 1}
+        while True:
+            if between:
+                yield {"a": 2}
+            else:
+                threading.Event().wait(60)  # a row that does not come: the timer ends it
+
+    if between:
+        monkeypatch.delattr(signal, "setitimer", raising=False)  # as on Windows
+    monkeypatch.setenv("DEEPINFER_TIME_LIMIT", "0.2")
+    handler = signal.getsignal(signal.SIGALRM)
+    record = experiment_module.measure(an_experiment(endless), {})
+    assert record.status == "TIMEOUT"
+    assert record.samples[0] == {"a": 1}
+    assert signal.getsignal(signal.SIGALRM) is handler
+
+
+@pytest.mark.parametrize("value", ["soon", "0", "-1", "inf", "nan"])
+def test_a_time_limit_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch, value: str):
+    monkeypatch.setenv("DEEPINFER_TIME_LIMIT", value)
+    with pytest.raises(SettingError, match=f"DEEPINFER_TIME_LIMIT is '{value}', not a positive number"):
+        measure(an_experiment())
 
 
 def test_a_row_that_is_not_correct_marks_the_record():
@@ -102,23 +159,103 @@ def test_a_row_that_is_not_correct_marks_the_record():
     assert measure(an_experiment(lambda _: [{"correct": True}])).status == "OK"
 
 
+def kept_rows(home: Path) -> list[dict]:
+    lines = (home / "build" / "data" / SLUG / "count_up.partial.jsonl").read_text().splitlines()
+    begun, *rows = map(json.loads, lines)
+    assert (begun["experiment"], begun["provenance"]["device_slug"]) == ("count_up", SLUG)
+    return rows
+
+
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), ValueError("bad kernel")])
 def test_an_interruption_keeps_finished_rows_apart(home: Path, error: BaseException):
     folder = home / "build" / "data" / SLUG
     with pytest.raises(type(error)):
         measure(an_experiment(breaking(error)))
-    assert [path.name for path in folder.iterdir()] == ["count_up.partial.json"]
-    partial = load(folder / "count_up.partial.json")
-    assert len(partial.samples) == 3
-    assert partial.provenance["interrupted"] == type(error).__name__
+    assert [path.name for path in folder.iterdir()] == ["count_up.partial.jsonl"]
+    assert [row["number"] for row in kept_rows(home)] == [0, 1, 2]
     measure(an_experiment())
     assert [path.name for path in folder.iterdir()] == ["count_up.json"]  # finished: the partial one is stale
+
+
+def test_a_process_that_is_killed_leaves_the_rows_that_came(home: Path):
+    script = """
+import os
+from deepinfer_lab.lab import experiment, provenance
+def rows(params):
+    yield {"a": 1}
+    yield {"a": 2}
+    os._exit(9)
+provenance.device_slug = lambda: "cpu-test-2-cores"
+experiment.measure(experiment.Experiment("count_up", rows, {}, True, ""), {})
+"""
+    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 9
+    assert kept_rows(home) == [{"a": 1}, {"a": 2}]
 
 
 def test_a_row_that_json_cannot_hold_stops_at_once(home: Path):
     with pytest.raises(RecordError, match=r"'count_up': row 1\.a is nan"):
         measure(an_experiment(lambda _: [{"a": 1.0}, {"a": float("nan")}]))
-    assert load(home / "build" / "data" / SLUG / "count_up.partial.json").samples == [{"a": 1.0}]
+    assert kept_rows(home) == [{"a": 1.0}]
+
+
+def counted(calls: list[dict]) -> Callable[[dict], list[dict]]:
+    """Rows that say which call they are of."""
+    return lambda params: calls.append(params) or [{"call": len(calls)}]
+
+
+@pytest.fixture
+def committed(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(provenance, "_commit", lambda: ("c" * 40, False))
+
+
+@pytest.mark.usefixtures("committed")
+def test_what_is_finished_is_kept(home: Path, monkeypatch: pytest.MonkeyPatch):
+    calls: list[dict] = []
+    experiment = an_experiment(counted(calls))
+    with journal.kept_in(home / "outcomes"):
+        first = measure(experiment)
+        assert measure(experiment) == first
+        assert len(calls) == 1
+        measure(experiment, count=7)
+        assert len(calls) == 2
+        monkeypatch.setenv("DEEPINFER_AGAIN", "1")
+        measure(experiment, count=7)
+        assert len(calls) == 3
+    assert [each.status for each in journal.read(home / "outcomes")] == ["OK", "kept", "OK", "OK"]
+
+
+@pytest.mark.usefixtures("committed")
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("_commit", ("d" * 40, False)),
+        ("_commit", ("c" * 40, True)),
+        ("_commit", (None, None)),
+        ("kernel_hashes", {"a.cu": "1"}),
+        ("_cupy_version", "cupy 1"),
+    ],
+)
+def test_other_code_or_another_environment_measures_anew(monkeypatch: pytest.MonkeyPatch, name: str, value: object):
+    calls: list[dict] = []
+    measure(an_experiment(counted(calls)))
+    monkeypatch.setattr(provenance, name, lambda: value)
+    measure(an_experiment(counted(calls)))
+    assert len(calls) == 2
+
+
+@pytest.mark.usefixtures("committed")
+@pytest.mark.parametrize("first", [MemoryError(), TimeoutError(), ValueError()])
+def test_what_was_cut_short_is_measured_anew(first: Exception):
+    with pytest.raises((RecordError, ValueError)):
+        measure(an_experiment(breaking(first)))
+    assert measure(an_experiment()).status == "OK"
+
+
+@pytest.mark.usefixtures("committed")
+def test_a_broken_file_is_measured_anew(home: Path):
+    measure(an_experiment())
+    (home / "build" / "data" / SLUG / "count_up.json").write_text("{")
+    assert measure(an_experiment()).status == "OK"
 
 
 def test_unknown_parameters_and_names_are_refused():

@@ -3,8 +3,10 @@ from pathlib import Path
 
 import nbformat
 import pytest
+from click.testing import CliRunner
 from papermill.engines import NotebookExecutionManager
 
+from deepinfer_lab.cli import main
 from deepinfer_lab.errors import NotebookError, SettingError
 from deepinfer_lab.lab import notebooks
 from deepinfer_lab.lab.parameters import declared, parse
@@ -50,21 +52,63 @@ def test_run_passes_mode_and_typed_parameters_to_those_that_declare_them(home: P
     assert "DEEPINFER_MODE" not in os.environ
 
 
-def test_a_failing_notebook_says_where_and_keeps_its_copy(home: Path):
+def test_a_failing_notebook_says_where_keeps_its_copy_and_lets_the_others_run(home: Path):
     write(home, "00_breaks", "print('so far')", "\nboom = 1 / 0", "print('never')")
-    with pytest.raises(
-        NotebookError, match=r"'00_breaks' failed in cell In \[3\] \(boom = 1 / 0\): ZeroDivisionError"
-    ) as error:
-        notebooks.run(["00"], out=home / "elsewhere")
+    write(home, "01_good", "print('good')")
+    told = []
+    broken, good = notebooks.run(out=home / "elsewhere", done=told.append)
+    assert told == [broken, good]
+    assert "'00_breaks' failed in cell In [3] (boom = 1 / 0): ZeroDivisionError" in broken.error
     copy = home.resolve() / "elsewhere" / "00_breaks.ipynb"
-    assert str(copy) in str(error.value)
+    assert str(copy) in broken.error
     assert "so far" in printed(copy)
+    assert good.error is None
+    assert printed(good.output) == "good\n"
 
 
 def test_a_dead_kernel_is_reported(home: Path):
     write(home, "00_dies", "import os; os._exit(9)")
-    with pytest.raises(NotebookError, match="'00_dies': the kernel died"):
-        notebooks.run()
+    (run,) = notebooks.run()
+    assert "'00_dies': the kernel died" in run.error
+
+
+MEASURES = """\
+from deepinfer_lab.lab.experiment import Experiment, obtain, provenance
+provenance._commit = lambda: ("c" * 40, False)
+def rows(params):
+    yield {"a": 1}
+    if params["heavy"]:
+        raise MemoryError
+def measured(name, heavy):
+    experiment = Experiment(name, rows, {"heavy": False}, True, "")
+    return obtain(experiment, mode=mode, device="unused", params={"heavy": heavy})
+print(measured("light", False).status)"""
+
+
+def test_a_run_says_what_came_of_each_experiment_and_goes_on_where_it_was(home: Path):
+    write(home, "00_heavy", MEASURES, "print(measured('big', True))")
+    write(home, "01_light", MEASURES)
+    first = notebooks.run(mode="measure")
+    assert [[(each.experiment, each.status) for each in run.outcomes] for run in first] == [
+        [("light", "OK"), ("big", "OOM")],
+        [("light", "kept")],
+    ]
+    assert "RecordError: what follows needs whole records, but big ended as OOM after 1 rows" in first[0].error
+    assert first[1].error is None
+    again = notebooks.run(mode="measure", environment={"DEEPINFER_AGAIN": "1"})
+    assert [each.status for run in again for each in run.outcomes] == ["OK", "OOM", "OK"]
+    assert {"DEEPINFER_AGAIN", "DEEPINFER_TIME_LIMIT", "DEEPINFER_JOURNAL"}.isdisjoint(os.environ)
+
+
+def test_the_command_ends_with_a_summary_and_status_1(home: Path):
+    write(home, "00_heavy", MEASURES, "print(measured('big', True))")
+    write(home, "01_light", MEASURES)
+    done = CliRunner().invoke(main, ["run", "--mode", "measure", "--again", "--time-limit", "100"])
+    assert done.exit_code == 1
+    lines = [line.split()[:-1] for line in done.output.splitlines()]
+    for line in (["00_heavy", "FAILED"], ["light", "OK"], ["big", "OOM"], ["01_light", "done"]):
+        assert line in lines
+    assert "00_heavy: notebook '00_heavy' failed" in done.output
 
 
 def test_an_interruption_keeps_and_names_what_finished(home: Path, monkeypatch: pytest.MonkeyPatch):

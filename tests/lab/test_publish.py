@@ -1,3 +1,4 @@
+from dataclasses import replace
 from pathlib import Path
 
 import nbformat
@@ -90,13 +91,15 @@ def test_a_script_without_a_kernelspec_is_refused_before_anything_happens(home: 
     assert not (home / "data" / "a-card").exists()
 
 
-def test_promote_moves_finished_records_only(home: Path):
+def test_promote_moves_whole_records_only(home: Path):
     origin = home / "build" / "data" / "a-card"
     a_record().save(origin / "gemm.json")
-    a_record().save(origin / "gemm.partial.json")
+    for name, status in (("short", "OOM"), ("slow", "TIMEOUT")):
+        replace(a_record(experiment=name), status=status).save(origin / f"{name}.json")
+    (origin / "gemm.partial.jsonl").write_text("{}")
     assert promote() == [home.resolve() / "data" / "a-card" / "gemm.json"]
     assert load(home / "data" / "a-card" / "gemm.json") == a_record()
-    assert [path.name for path in origin.iterdir()] == ["gemm.partial.json"]
+    assert sorted(path.name for path in origin.iterdir()) == ["gemm.partial.jsonl", "short.json", "slow.json"]
 
 
 @pytest.mark.parametrize("bad", ["{}", None])

@@ -12,9 +12,11 @@ import pytest
 
 from deepinfer_lab.errors import NotebookError, RecordError
 from deepinfer_lab.lab import provenance
+from deepinfer_lab.lab.data_files import data_files
+from deepinfer_lab.lab.evidence import BANNER
 from deepinfer_lab.lab.experiment import banner
 from deepinfer_lab.lab.record import Record
-from deepinfer_lab.lab.report import BANNER, data_files, kernel_state, section, write
+from deepinfer_lab.lab.report import section, write
 
 ROOT = Path(__file__).parents[2]
 VOID = {"meta", "link", "img", "br", "hr", "input"}
@@ -194,12 +196,6 @@ def test_a_broken_file_is_named(home: Path):
         with pytest.raises(RecordError, match=rf"x\.json: {message}"):
             write(home / "report.html")
     assert not (home / "report.html").exists()
-
-
-def test_kernels_are_current_until_one_that_the_record_names_changes():
-    assert kernel_state({"a.cu": "1", "b.cu": "2"}, {"a.cu": "1", "b.cu": "2", "new.cu": "3"}) == ("current", [])
-    assert kernel_state({"b.cu": "2", "a.cu": "1"}, {"a.cu": "9"}) == ("changed since", ["a.cu", "b.cu"])
-    assert kernel_state({}, {"a.cu": "1"}) == kernel_state(None, {}) == ("none", [])
 
 
 def test_what_lies_beside_records_is_listed_too(home: Path):

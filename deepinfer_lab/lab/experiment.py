@@ -145,7 +145,7 @@ def measure(experiment: Experiment, params: Mapping[str, Any]) -> Record:
 
     Where a whole record of the same parameters, committed code and environment lies there already, that is the answer, unless
     `DEEPINFER_AGAIN` is set. Rows are kept as they come in `<name>.partial.jsonl`, after a line that says whose they are:
-    whatever breaks the run off leaves it. The next run begins anew.
+    whatever breaks the run off leaves it. The next run begins anew. `provenance.seconds` says how long it took.
 
     Raises:
         SettingError: it needs a GPU and there is none, or a malformed `DEEPINFER_TIME_LIMIT`.
@@ -167,6 +167,7 @@ def measure(experiment: Experiment, params: Mapping[str, Any]) -> Record:
     partial = path.with_suffix(".partial.jsonl")
     samples: list[dict[str, Any]] = []
     status, started = "OK", time.monotonic()
+    journal.note(experiment.name, journal.BEGUN)
     try:
         with time_limit.time_limit(limit_s), partial_rows(partial, begun) as keep:
             for row in bar(experiment.measure(dict(params)), desc=experiment.name, unit="row"):

@@ -7,12 +7,13 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+BEGUN = "broken off"  # what stays of an experiment whose process dies
 VARIABLE = "DEEPINFER_JOURNAL"  # names the file; where it is not set, nobody keeps one
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """One experiment: `status` is its record's, or "replayed", "kept" (measured by an earlier run), "failed: <error>"."""
+    """One experiment. `status` is its record's, or "replayed", "kept" (an earlier run's), "failed: <error>", or `BEGUN`."""
 
     experiment: str
     status: str
@@ -44,7 +45,12 @@ def note(experiment: str, status: str, seconds: float = 0.0) -> None:
 
 def read(path: Path) -> list[Outcome]:
     """The outcomes in a journal, in their order."""
-    return [Outcome(**json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()]
+    found: list[Outcome] = []
+    for outcome in (Outcome(**json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()):
+        if found and (found[-1].experiment, found[-1].status) == (outcome.experiment, BEGUN):
+            found.pop()
+        found.append(outcome)
+    return found
 
 
 def table(runs: Sequence[tuple[str, str, float, Sequence[Outcome]]]) -> str:

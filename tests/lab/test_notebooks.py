@@ -100,6 +100,13 @@ def test_a_run_says_what_came_of_each_experiment_and_goes_on_where_it_was(home: 
     assert {"DEEPINFER_AGAIN", "DEEPINFER_TIME_LIMIT", "DEEPINFER_JOURNAL"}.isdisjoint(os.environ)
 
 
+def test_an_experiment_that_kills_its_kernel_is_named(home: Path):
+    write(home, "00_dies", MEASURES.replace('yield {"a": 1}', "__import__('os')._exit(9)"))
+    (run,) = notebooks.run(mode="measure")
+    assert [(each.experiment, each.status) for each in run.outcomes] == [("light", "broken off")]
+    assert "the kernel died" in run.error
+
+
 def test_the_command_ends_with_a_summary_and_status_1(home: Path):
     write(home, "00_heavy", MEASURES, "print(measured('big', True))")
     write(home, "01_light", MEASURES)

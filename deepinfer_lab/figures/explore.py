@@ -12,7 +12,7 @@ from deepinfer_lab.kernels import resources
 from deepinfer_lab.kernels.maps import THREADS
 
 HALF = 2  # bytes
-TENSOR_CORES = ("dequant_cublas", "cublas_fp16")  # kernels with a roof of their own
+TENSOR_CORES = "cublas"  # part of the names of kernels that use them, and so have a roof of their own
 
 
 def tile_limits(bm: int, bn: int, bk: int, card: str) -> pd.DataFrame:
@@ -59,7 +59,8 @@ def roofline(
         bound ("memory" or "arithmetic"), tflops (measured), share (of the roof). Without kernels that use tensor cores.
     """
     of_weight = (measured["bits"] == bits) & (measured["n"] == n) & (measured["k"] == k)
-    table = measured[of_weight & ~measured["kernel"].isin(TENSOR_CORES)][["m", "kernel", "us"]].reset_index(drop=True)
+    without = ~measured["kernel"].str.contains(TENSOR_CORES)
+    table = measured.loc[of_weight & without, ["m", "kernel", "us"]].reset_index(drop=True)
     operations = 2.0 * table["m"] * n * k
     table["intensity"] = operations / (n * k * (bits / 8 + HALF / group) + table["m"] * (n + k) * HALF)
     table["roof_tflops"] = np.minimum(table["intensity"] * bandwidth, peak) / 1e12
@@ -97,8 +98,8 @@ def explore_roofline(measured: pd.DataFrame, *, group: int, bandwidth: float, pe
     def draw(shape: str, bits: int, m: int) -> None:
         table = roofline(measured, bits, *shapes[shape], group=group, bandwidth=bandwidth, peak=peak)
         _, axes = style.figure(height_in=4.0)
-        roof = table.sort_values("intensity")
-        axes[0, 0].plot(roof["intensity"], roof["roof_tflops"], color="black", linewidth=1.5)
+        intensity = np.geomspace(table["intensity"].min(), table["intensity"].max(), 200)
+        axes[0, 0].plot(intensity, np.minimum(intensity * bandwidth, peak) / 1e12, color="black", linewidth=1.5)
         for kernel, points in table.groupby("kernel", sort=False):
             look = kernels.look(kernel)
             axes[0, 0].scatter(points["intensity"], points["tflops"], s=25, alpha=0.4, **look)

@@ -149,7 +149,7 @@ for allocator, row in replies.sort_values("wrong", ascending=False).iterrows():
 #     pytest --nbval                           # every committed output still is what its record says
 #
 # Notebooks are paired with scripts in `notebooks/scripts/`: edit either, here or in an editor; saving here writes both. Some
-# figures in 01 and 04 have controls in a cell below them: they need `pip install -e ".[explore]"` and a person who runs the cell.
+# figures in 01 and 04 have controls in a cell below: they need `pip install -e ".[explore]"` and a person who runs the cell.
 # More in [the README](../README.md); how to add an experiment or a notebook in [CONTRIBUTING](../CONTRIBUTING.md).
 #
 # ## Where the numbers above come from

@@ -133,14 +133,16 @@ class _Names:
             elif isinstance(node, ast.Assign):
                 for target in node.targets:
                     self._assign(target, node.value)
-            elif isinstance(node, ast.AnnAssign | ast.AugAssign) and node.value is not None:
+            elif isinstance(node, ast.AnnAssign) and node.value is not None:
                 self._assign(node.target, node.value)
+            elif isinstance(node, ast.AugAssign):
+                self._add(node.target, node.value)
             elif isinstance(node, ast.For):
                 self._assign(node.target, node.iter)
             for call in (each for each in ast.walk(node) if isinstance(each, ast.Call)):
                 if isinstance(call.func, ast.Attribute) and call.func.attr in MUTATORS:
                     for argument in (*call.args, *(keyword.value for keyword in call.keywords)):
-                        self._assign(call.func, argument)
+                        self._add(call.func, argument)
             for block in ("body", "orelse", "finalbody"):
                 if not isinstance(node, ast.FunctionDef):
                     self.follow(getattr(node, block, []))
@@ -168,12 +170,16 @@ class _Names:
                 self._assign(element, value.elts[position] if same else value)
         elif isinstance(target, ast.Name):
             self._known[target.id] = self.sources(value)
-        else:  # table["column"] = value, row.append(value): the whole now follows from the value, too
-            root = target
-            while isinstance(root, ast.Attribute | ast.Subscript | ast.Starred | ast.Call):
-                root = root.func if isinstance(root, ast.Call) else root.value
-            if isinstance(root, ast.Name):
-                self._known[root.id] = self._known.get(root.id, NOTHING) | self.sources(value)
+        else:
+            self._add(target, value)
+
+    def _add(self, target: ast.expr, value: ast.expr) -> None:
+        """`table["column"] = value`, `rows.append(value)`, `total += value`: the whole now follows from the value, too."""
+        root = target
+        while isinstance(root, ast.Attribute | ast.Subscript | ast.Starred | ast.Call):
+            root = root.func if isinstance(root, ast.Call) else root.value
+        if isinstance(root, ast.Name):
+            self._known[root.id] = self._known.get(root.id, NOTHING) | self.sources(value)
 
 
 def _texts(cell: NotebookNode) -> Iterator[str]:

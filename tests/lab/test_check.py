@@ -30,7 +30,7 @@ def test_what_is_committed_hangs_together(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("DEEPINFER_HOME", str(ROOT))
     found = check()
     assert found.failures == KNOWN
-    assert [each.name for each in found.notebooks] == sorted(path.stem for path in (ROOT / "notebooks").glob("*.ipynb"))
+    assert {each.name for each in found.notebooks} == {path.stem for path in (ROOT / "notebooks").glob("*.ipynb")}
     for notebook in found.notebooks:
         assert {file.name for file in notebook.records} == set(notebook.evidence.experiments)
         assert set(notebook.evidence.figure_sources) == set(notebook.evidence.figures)

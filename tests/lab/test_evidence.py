@@ -41,6 +41,7 @@ MANY = ('NAMES = ["gemm", "serve"]\nrecords = obtain_all([EXPERIMENTS[name] for 
         ([ONE, ("theirs = published.table('2.7')\nprint(theirs, one)", "7")], {"gemm published": 1}),
         ([ONE, ("table = []\nfor row in one:\n    table.append({'a': row})", ""), ("print(table)", "7")], {"gemm": 1}),
         ([ONE, ("def show(x):\n    print(x, one)", ""), ("show(3)", "7")], {"gemm": 1}),
+        ([ONE, ("both = {'a': one}\nboth |= {'b': records['serve']}", ""), ("print(both)", "7")], {"gemm serve": 1}),
         ([ONE, ("one = 3", ""), ("print(one)", "3")], {"": 1}),
         ([ONE, ("print(f'over 5% of {one}')", "over 5% of 7")], {"typed": 1, "gemm": 1}),
         ([ONE, ("copy = one\nprint('n')", "7")], {"": 1}),

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from torch_gpu import TorchGpu, torch_launcher
+from torch_gpu import TorchGpu, torch_fallback, torch_launcher
 
 from deepinfer_lab.errors import KernelError, QuantisationError, RecordError
 from deepinfer_lab.kernels import LAUNCHERS, dispatch
@@ -33,13 +33,8 @@ def set_costs(monkeypatch: pytest.MonkeyPatch, gpu: TorchGpu, costs: Costs, **fa
         name: torch_launcher(gpu, PRODUCTS[name].bits, costs.get(name, lambda m: 50.0), factors.get(name, 1.0))
         for name in LAUNCHERS
     }
-
-    def fallback(x, weight):
-        gpu.now += 1000.0
-        return (x.float() @ weight.dequantise(x.dtype).float().T).to(x.dtype)
-
     monkeypatch.setattr(cells, "LAUNCHERS", launchers)
-    monkeypatch.setattr(cells, "dequant_cublas", fallback)
+    monkeypatch.setattr(cells, "dequant_cublas", torch_fallback(gpu, 1000.0))
 
 
 def times_of(found: list[Timing], kernel: str) -> dict[int, float | None]:

@@ -52,3 +52,13 @@ def torch_launcher(gpu: TorchGpu, bits: int, cost_us: Callable[[int], float], fa
         return out.copy_(factor * (x.float() @ weight.dequantise(torch.float32).T))
 
     return run
+
+
+def torch_fallback(gpu: TorchGpu, cost_us: float):
+    """`dequant_cublas`, likewise."""
+
+    def run(x, weight):
+        gpu.now += cost_us
+        return (x.float() @ weight.dequantise(torch.float32).T).to(x.dtype)
+
+    return run

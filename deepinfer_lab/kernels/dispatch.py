@@ -61,15 +61,27 @@ def choose(
     Raises:
         KernelError: M below 1, or bits that the table has no row for.
     """
-    row = _row(bits, m, table if n is None or k is None else for_shape(bits, n, k, table))
+    row = _own_row(bits, m, n, k, table) or _row(bits, m, table)
     return FALLBACK if device_type != "cuda" or dtype != torch.float16 else row.kernel
 
 
 def for_shape(bits: int, n: int, k: int, table: Sequence[Row]) -> tuple[Row, ...]:
-    """What a layer with a weight [n, k] keeps of a table: rows without a shape, those that named its own first, of which
-    `choose` takes the first that covers M."""
-    own = [replace(row, n=None, k=None) for row in table if (row.bits, row.n, row.k) == (bits, n, k)]
-    return *own, *(row for row in table if row.bits == bits and row.n is None)
+    """The same choice for weights [n, k] alone: a table whose rows follow one another and name no shape.
+
+    Raises:
+        KernelError: as `choose`.
+    """
+    about = [row for row in table if row.bits == bits and (row.n, row.k) in ((n, k), (None, None))]
+    begins = sorted({1, *(row.m_min for row in about), *(row.m_max + 1 for row in about if row.m_max is not None)})
+    rows: list[Row] = []
+    for begin, following in zip(begins, [*begins[1:], None], strict=True):
+        kernel = choose(bits, begin, table=table, n=n, k=k)
+        end = None if following is None else following - 1
+        if rows and rows[-1].kernel == kernel:
+            rows[-1] = replace(rows[-1], m_max=end)
+        else:
+            rows.append(Row(bits, begin, end, kernel))
+    return tuple(rows)
 
 
 def explain(
@@ -93,10 +105,10 @@ def explain(
         return f"{shape}, because the tensors are on {device_type!r} and the kernels need a CUDA device."
     if dtype != torch.float16:
         return f"{shape}, because the activations are {dtype} and the kernels take torch.float16."
-    row = _row(bits, m, for_shape(bits, n, k, table))
+    row = _own_row(bits, m, n, k, table) or _row(bits, m, table)
     reach = f"M = {row.m_min}" if row.m_min == row.m_max else f"M from {row.m_min} to {row.m_max}"
     reach = f"M of {row.m_min} and more" if row.m_max is None else reach
-    reach += "" if row in table else " of this shape"
+    reach += "" if row.n is None else " of this shape"
     if name == FALLBACK:
         return f"{shape}, the table's row for {reach}: dequantise with torch, then multiply with cuBLAS."
     product = PRODUCTS[name]
@@ -106,6 +118,11 @@ def explain(
         return f"{said} {x} x {y} blocks of {product.threads} threads."
     rows = min(product.slice_rows(k), n)
     return f"{said} Slices of up to {rows} weight rows: {-(-n // rows)}."
+
+
+def _own_row(bits: int, m: int, n: int | None, k: int | None, table: Sequence[Row]) -> Row | None:
+    rows = (row for row in table if row.n is not None and (row.bits, row.n, row.k) == (bits, n, k))
+    return next((row for row in rows if row.covers(m)), None)
 
 
 def load(path: str | Path) -> tuple[Row, ...]:

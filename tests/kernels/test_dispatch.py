@@ -1,14 +1,19 @@
 """The choice of a kernel is a table that can be read, checked and replaced."""
 
 import json
+from itertools import pairwise
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from deepinfer_lab.errors import KernelError
 from deepinfer_lab.kernels import LAUNCHERS, dispatch
 from deepinfer_lab.kernels.catalogue import PRODUCTS
 from deepinfer_lab.kernels.dispatch import ARTICLE, FALLBACK, Row, choose, explain, for_shape, load, validate
+from deepinfer_lab.quant.linear import QuantLinear
+from deepinfer_lab.quant.rtn import quantise
 
 
 @pytest.mark.parametrize(
@@ -142,7 +147,41 @@ def test_a_shapes_own_rows_win_there_and_nowhere_else(table):
             assert choose(4, m, table=table, n=n, k=k) == general
     assert choose(3, 2, table=table, n=96, k=128) == FALLBACK
     assert for_shape(4, 5, 5, table) == GENERAL[:2]
-    assert all(row.bits == 4 and row.n is None for row in kept)
+    validate(kept, "what a layer keeps")
+
+
+ranges = st.lists(st.integers(1, 12), max_size=6, unique=True).map(sorted)
+names = st.sampled_from(["w4_gemv_batch_tile", "w4_tiled_gemm", "w4_dequantise_cublas", FALLBACK])
+
+
+@given(general=ranges, own=ranges, kernels=st.lists(names, min_size=20, max_size=20), open_end=st.booleans())
+def test_what_a_layer_keeps_chooses_as_the_whole_table_does(general, own, kernels, open_end):
+    borders = [1, *(m for m in general if m > 1), None]
+    table = [
+        Row(4, low, None if high is None else high - 1, kernel)
+        for (low, high), kernel in zip(pairwise(borders), kernels, strict=False)
+    ]
+    for (low, high), kernel in zip(list(pairwise(own))[::2], kernels[10:], strict=False):  # with gaps
+        table.append(Row(4, low, high - 1, kernel, 96, 128))
+    if open_end:
+        table.append(Row(4, 12, None, kernels[19], 96, 128))
+    table.append(Row(4, 1, None, FALLBACK, 128, 96))
+    validate(table, "a table")
+    kept = for_shape(4, 96, 128, table)
+    validate(kept, "what a layer keeps")
+    assert all(before.kernel != row.kernel for before, row in pairwise(kept))  # nothing that is never reached
+    for m in (*range(1, 15), 10**6):
+        assert choose(4, m, table=kept) == choose(4, m, table=table, n=96, k=128)
+
+
+def test_a_layer_keeps_of_a_table_what_is_about_it():
+    """Looked up once, when the layer is made: no product searches the rows of other shapes."""
+    table = (
+        Row(4, 1, None, "w4_tiled_gemm"), Row(4, 1, None, "w4_dequantise_cublas", 96, 40),
+        Row(3, 1, None, "w3_tiled_gemm"), Row(4, 1, 8, "w4_gemv_batch_tile", 40, 96),
+    )  # fmt: skip
+    layer = QuantLinear(quantise(torch.randn(40, 96), 4, 32), table=table)
+    assert layer._table == (Row(4, 1, 8, "w4_gemv_batch_tile"), Row(4, 9, None, "w4_tiled_gemm"))
 
 
 def test_explanations_say_that_a_row_is_about_the_shape():

@@ -6,7 +6,6 @@ import sys
 import pytest
 import torch
 
-from deepinfer_lab.kernels.dispatch import Row
 from deepinfer_lab.quant import linear
 from deepinfer_lab.quant.linear import DenseLinear, QuantLinear, dequant_cublas
 from deepinfer_lab.quant.rtn import quantise
@@ -110,11 +109,3 @@ for bits in ("w3", "w4", "mixed"):
 def test_nothing_on_a_cpu_imports_cupy():
     done = subprocess.run([sys.executable, "-c", WITHOUT_CUPY], capture_output=True, text=True, timeout=300)
     assert done.stdout.splitlines() == ["5 []"] * 3, done.stderr
-
-
-def test_a_layer_keeps_of_a_table_what_is_about_it():
-    """Looked up once, when the layer is made: no product searches the rows of other shapes."""
-    general, own = Row(4, 1, None, "w4_tiled_gemm"), Row(4, 1, 8, "w4_gemv_batch_tile", 40, 96)
-    table = (general, Row(4, 1, None, "w4_dequantise_cublas", 96, 40), Row(3, 1, None, "w3_tiled_gemm"), own)
-    layer = QuantLinear(quantise(random(40, 96), 4, 32), table=table)
-    assert layer._table == (Row(4, 1, 8, "w4_gemv_batch_tile"), general)

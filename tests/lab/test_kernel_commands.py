@@ -6,13 +6,11 @@ from pathlib import Path
 import pytest
 import torch
 from click.testing import CliRunner, Result
-from torch_gpu import TorchGpu, torch_fallback, torch_launcher
+from torch_gpu import TorchGpu, use_torch
 
 from deepinfer_lab.cli import bench_kernels, main
-from deepinfer_lab.kernels import LAUNCHERS, dispatch
-from deepinfer_lab.kernels.catalogue import PRODUCTS
+from deepinfer_lab.kernels import dispatch
 from deepinfer_lab.kernels.dispatch import Row
-from deepinfer_lab.lab import kernel_cells as cells
 from deepinfer_lab.lab import kernel_peers, kernel_timing, provenance
 
 ORIGIN = {
@@ -24,18 +22,15 @@ OLD = (Row(4, 1, None, "w4_tiled_gemm_split_k"), Row(3, 1, None, "w3_tiled_gemm"
 
 @pytest.fixture
 def run(home: Path, monkeypatch: pytest.MonkeyPatch):
-    """The command line on a GPU of torch where w4_gemv_batch_tile is the fastest up to 8 rows, then w4_tiled_gemm."""
+    """The command line on a GPU of torch: w4_gemv_batch_tile is the fastest up to 8 rows, then w4_tiled_gemm; w4_gemv is wrong."""
     gpu = TorchGpu(l2_bytes=1)
 
-    def cost(name: str):
+    def cost(name: str, m: int) -> float:
         if name == "w4_gemv_batch_tile":
-            return lambda m: 5.0 if m <= 8 else 50.0
-        return lambda m: 20.0 if name == "w4_tiled_gemm" else 40.0
+            return 5.0 if m <= 8 else 50.0
+        return {"w4_gemv": 1.0, "w4_tiled_gemm": 20.0}.get(name, 40.0)
 
-    launchers = {name: torch_launcher(gpu, PRODUCTS[name].bits, cost(name)) for name in LAUNCHERS}
-    launchers["w4_gemv"] = torch_launcher(gpu, 4, lambda m: 1.0, factor=1.5)
-    monkeypatch.setattr(cells, "LAUNCHERS", launchers)
-    monkeypatch.setattr(cells, "dequant_cublas", torch_fallback(gpu, 1000.0))
+    use_torch(monkeypatch, gpu, cost, 1000.0, {"w4_gemv": 1.5})
     monkeypatch.setattr(kernel_timing, "CudaGpu", lambda: gpu)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(provenance, "collect", lambda: ORIGIN)

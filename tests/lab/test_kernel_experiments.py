@@ -6,11 +6,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch_gpu import BANDWIDTH, TorchGpu, torch_launcher
+from torch_gpu import BANDWIDTH, TorchGpu, use_torch
 
 from deepinfer_lab.errors import RecordError, SettingError
 from deepinfer_lab.kernels import LAUNCHERS
-from deepinfer_lab.kernels.catalogue import PRODUCTS
 from deepinfer_lab.kernels.dispatch import FALLBACK, Row
 from deepinfer_lab.lab import kernel_cells as cells
 from deepinfer_lab.lab import kernel_dispatch, kernel_timing
@@ -28,8 +27,7 @@ KEYS = {"bits", "m", "n", "k", "group", "kernel", "method", "time_us", "rel_err"
 def gpu(monkeypatch: pytest.MonkeyPatch) -> TorchGpu:
     """Launchers that compute with torch, at 10 microseconds and one more for each row."""
     found = TorchGpu()
-    launchers = {name: torch_launcher(found, PRODUCTS[name].bits, lambda m: 10 + m) for name in LAUNCHERS}
-    monkeypatch.setattr(cells, "LAUNCHERS", launchers)
+    use_torch(monkeypatch, found, lambda _, m: 10 + m)
     return found
 
 

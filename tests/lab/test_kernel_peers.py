@@ -4,11 +4,9 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from torch_gpu import TorchGpu, torch_launcher
+from torch_gpu import TorchGpu, use_torch
 
 from deepinfer_lab.errors import KernelError
-from deepinfer_lab.kernels import LAUNCHERS
-from deepinfer_lab.kernels.catalogue import PRODUCTS
 from deepinfer_lab.kernels.dispatch import ARTICLE, Row
 from deepinfer_lab.lab import kernel_cells as cells
 from deepinfer_lab.lab import kernel_peers
@@ -55,8 +53,7 @@ class StandIn:
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> TorchGpu:
     found = TorchGpu(l2_bytes=1)
-    launchers = {name: torch_launcher(found, PRODUCTS[name].bits, lambda m: 10.0) for name in LAUNCHERS}
-    monkeypatch.setattr(cells, "LAUNCHERS", launchers)
+    use_torch(monkeypatch, found, lambda *_: 10.0)
     return found
 
 

@@ -6,11 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from torch_gpu import TorchGpu, torch_fallback, torch_launcher
+from torch_gpu import TorchGpu, use_torch
 
 from deepinfer_lab.errors import KernelError, QuantisationError, RecordError
-from deepinfer_lab.kernels import LAUNCHERS, dispatch
-from deepinfer_lab.kernels.catalogue import PRODUCTS
+from deepinfer_lab.kernels import dispatch
 from deepinfer_lab.kernels.dispatch import FALLBACK, Row, choose
 from deepinfer_lab.lab import kernel_cells as cells
 from deepinfer_lab.lab import kernel_tune
@@ -29,12 +28,10 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> TorchGpu:
 
 
 def set_costs(monkeypatch: pytest.MonkeyPatch, gpu: TorchGpu, costs: Costs, **factors: float) -> None:
-    launchers = {
-        name: torch_launcher(gpu, PRODUCTS[name].bits, costs.get(name, lambda m: 50.0), factors.get(name, 1.0))
-        for name in LAUNCHERS
-    }
-    monkeypatch.setattr(cells, "LAUNCHERS", launchers)
-    monkeypatch.setattr(cells, "dequant_cublas", torch_fallback(gpu, 1000.0))
+    def cost(name: str, m: int) -> float:
+        return costs[name](m) if name in costs else 50.0
+
+    use_torch(monkeypatch, gpu, cost, 1000.0, factors)
 
 
 def times_of(found: list[Timing], kernel: str) -> dict[int, float | None]:

@@ -1,11 +1,16 @@
 """A GPU made of torch on the CPU, with a clock that only launches move."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
+from types import MappingProxyType
 
+import pytest
 import torch
 
+from deepinfer_lab.kernels import LAUNCHERS
+from deepinfer_lab.kernels.catalogue import PRODUCTS
+from deepinfer_lab.lab import kernel_cells as cells
 from deepinfer_lab.quant.layout import PackedWeight
 
 BANDWIDTH = 1e9
@@ -43,22 +48,28 @@ class TorchGpu:
         return run
 
 
-def torch_launcher(gpu: TorchGpu, bits: int, cost_us: Callable[[int], float], factor: float = 1.0):
-    """A launcher that computes with torch, at `cost_us(M)` of the GPU's time."""
+def use_torch(
+    monkeypatch: pytest.MonkeyPatch,
+    gpu: TorchGpu,
+    cost_us: Callable[[str, int], float],
+    fallback_us: float | None = None,
+    factors: Mapping[str, float] = MappingProxyType({}),
+) -> None:
+    """Let every launcher compute with torch, times its factor, in `cost_us(kernel, M)` of the GPU's time; and the fallback,
+    in `fallback_us`, which otherwise computes as it does, in no time."""
 
-    def run(x, packed, scales, group, bias=None, out=None):
-        gpu.now += cost_us(x.shape[0])
-        weight = PackedWeight(bits, group, packed.shape[0], x.shape[1], packed, scales)
-        return out.copy_(factor * (x.float() @ weight.dequantise(torch.float32).T))
+    def launcher(name: str):
+        def run(x, packed, scales, group, bias=None, out=None):
+            gpu.now += cost_us(name, x.shape[0])
+            weight = PackedWeight(PRODUCTS[name].bits, group, packed.shape[0], x.shape[1], packed, scales)
+            return out.copy_(factors.get(name, 1.0) * (x.float() @ weight.dequantise(torch.float32).T))
 
-    return run
+        return run
 
-
-def torch_fallback(gpu: TorchGpu, cost_us: float):
-    """`dequant_cublas`, likewise."""
-
-    def run(x, weight):
-        gpu.now += cost_us
+    def fallback(x, weight):
+        gpu.now += fallback_us
         return (x.float() @ weight.dequantise(torch.float32).T).to(x.dtype)
 
-    return run
+    monkeypatch.setattr(cells, "LAUNCHERS", {name: launcher(name) for name in LAUNCHERS})
+    if fallback_us is not None:
+        monkeypatch.setattr(cells, "dequant_cublas", fallback)

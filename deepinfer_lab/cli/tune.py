@@ -97,6 +97,9 @@ def _show(found: Sequence["Timing"], table: Sequence["Row"]) -> None:
             click.echo(f"\nW{bits}, {n} x {k}, group {group}")
             click.echo(f"{'M':>6}  {'kernel':<26} {'us':>9} {'floor':>6}  next best")
         cell = {t.kernel: t for t in found if (t.bits, t.n, t.k, t.m) == (bits, n, k, m) and t.us is not None}
+        if not cell:
+            click.echo(f"{m:>6}  nothing is right here")
+            continue
         chosen = cell.pop(choose(bits, m, table=table, n=n, k=k))
         others = sorted(cell.values(), key=lambda t: t.us)
         following = f"{others[0].kernel} {others[0].us / chosen.us:.2f}x" if others else "-"

@@ -44,7 +44,7 @@ def derive_dispatch(record: Record) -> tuple[Row, ...]:
 
 
 def general_rows(times: pd.DataFrame) -> tuple[Row, ...]:
-    """Rows for any shape: the fastest kernel by M, geometric mean over all shapes.
+    """Rows for any shape: the fastest kernel by M, geometric mean over all shapes, of those that were timed on every one.
 
     Between two measured M the winner of the larger one is taken: more rows never cost less, so its time there is a bound, and
     the other's has none. Of kernels within 3% of the fastest, the one in use at the M before stays; where it is not among them,

@@ -113,7 +113,7 @@ def table_from(found: Sequence[Timing], base: Sequence[Row] = ()) -> tuple[Row, 
     The general rows of an existing table stay too where a single shape was timed, which says little about others.
 
     Raises:
-        RecordError: as `general_rows`: M = 1 is missing, or no kernel is right at some M.
+        RecordError: as `general_rows`.
     """
     rows = [asdict(timing) for timing in found if timing.us is not None]
     times = pd.DataFrame(rows, columns=[field.name for field in fields(Timing)])
@@ -155,8 +155,8 @@ def write_table(path: Path, table: Sequence[Row], origin: dict[str, Any]) -> Non
     """
     lines = []
     for row in table:
-        fields = {name: value for name, value in asdict(row).items() if name not in ("n", "k") or value is not None}
-        lines.append("    " + json.dumps(fields))
+        named = {name: value for name, value in asdict(row).items() if name not in ("n", "k") or value is not None}
+        lines.append("    " + json.dumps(named))
     about = {"device": origin["device"], "experiment": "tune", "measured": origin["utc"], "commit": origin["commit"]}
     rest = ",\n".join(f"  {json.dumps(name)}: {json.dumps(value)}" for name, value in about.items())
     rows = ",\n".join(lines)

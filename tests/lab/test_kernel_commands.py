@@ -9,9 +9,11 @@ from click.testing import CliRunner, Result
 from torch_gpu import TorchGpu, use_torch
 
 from deepinfer_lab.cli import bench_kernels, main
+from deepinfer_lab.errors import KernelError
 from deepinfer_lab.kernels import dispatch
 from deepinfer_lab.kernels.dispatch import Row
-from deepinfer_lab.lab import kernel_peers, kernel_timing, provenance
+from deepinfer_lab.lab import kernel_peers, kernel_timing, kernel_tune, provenance
+from deepinfer_lab.lab.kernel_peers import KERNEL_PEERS
 
 ORIGIN = {
     "device": "NVIDIA Test", "device_slug": "nvidia-test", "utc": "2026-01-02T03:04:05+00:00", "commit": "abc", "torch": "2",
@@ -22,7 +24,7 @@ OLD = (Row(4, 1, None, "w4_tiled_gemm_split_k"), Row(3, 1, None, "w3_tiled_gemm"
 
 @pytest.fixture
 def run(home: Path, monkeypatch: pytest.MonkeyPatch):
-    """The command line on a GPU of torch: w4_gemv_batch_tile is the fastest up to 8 rows, then w4_tiled_gemm; w4_gemv is wrong."""
+    """The commands on a GPU of torch: w4_gemv_batch_tile is the fastest up to 8 rows, then w4_tiled_gemm; w4_gemv is wrong."""
     gpu = TorchGpu(l2_bytes=1)
 
     def cost(name: str, m: int) -> float:
@@ -64,6 +66,28 @@ def test_tune_says_what_it_chose_and_writes_it(run, home: Path):
         Row(4, 1, 2, "w4_gemv_batch_tile"), Row(4, 3, None, "w4_tiled_gemm"),
         Row(4, 1, 2, "w4_gemv_batch_tile", 8, 64), Row(4, 3, None, "w4_tiled_gemm", 8, 64),
     )  # fmt: skip
+
+
+def test_an_m_at_which_nothing_is_right_is_said(run, monkeypatch):
+    bind = kernel_tune.launcher
+
+    def refuses_two_rows(kernel: str, case):
+        if case.x.shape[0] == 2:
+            raise KernelError("too many rows")
+        return bind(kernel, case)
+
+    monkeypatch.setattr(kernel_tune, "launcher", refuses_two_rows)
+    result = run(*TUNE)
+    assert result.exit_code == 0
+    assert "     2  nothing is right here" in result.output
+    assert "M x N x K = 2 x 8 x 64: too many rows" in result.output
+
+
+def test_defaults_are_those_of_the_measurements_behind():
+    defaults = {option.name: option.default for option in main.commands["tune"].params}
+    assert [int(m) for m in defaults["every_m"].split(",")] == list(kernel_tune.M_BUCKETS)
+    shapes = {option.name: option.default for option in main.commands["bench"].commands["kernels"].params}["shapes"]
+    assert [[int(size) for size in shape.split("x")] for shape in shapes.split(",")] == KERNEL_PEERS.defaults["shapes"]
 
 
 def test_tune_merges_into_the_committed_table_then_into_its_own(run, home: Path):

@@ -11,7 +11,7 @@ CONSTRAINTS := constraints/replay.txt $(if $(DRIVER_CUDA),,constraints/cpu.txt)
 INSTALLED := $(VENV)/installed-cuda$(CUDA)$(if $(DRIVER_CUDA),,-cpu)
 
 .DEFAULT_GOAL := help
-.PHONY: help run test lab setup model clean
+.PHONY: help run test lab site setup model clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST)
@@ -25,8 +25,11 @@ test: setup model ## run the whole suite: ruff, import-linter, pytest, pytest --
 	$(BIN)/lint-imports
 	$(BIN)/python -m pytest --nbval
 
-lab: setup ## open JupyterLab on the notebooks
-	$(BIN)/jupyter lab --notebook-dir=. notebooks
+lab: setup ## open JupyterLab on the start page
+	$(BIN)/jupyter lab --notebook-dir=. notebooks/index.ipynb
+
+site: setup ## write the notebooks as a static site to build/site/
+	$(BIN)/deepinfer-lab site
 
 setup: $(INSTALLED) ## create .venv and install (only when the dependencies changed)
 

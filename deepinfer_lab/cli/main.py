@@ -12,6 +12,7 @@ from deepinfer_lab.cli.models import fetch, generate, quantise
 from deepinfer_lab.cli.notebooks import publish, run
 from deepinfer_lab.cli.quality import quality
 from deepinfer_lab.cli.report import report
+from deepinfer_lab.cli.site import site
 from deepinfer_lab.cli.tune import tune
 from deepinfer_lab.errors import DeepInferError
 
@@ -44,5 +45,7 @@ def main() -> None:
     """
 
 
-for command in (generate, fetch, quantise, run, publish, bench, quality, compare, report, kernels, tune, list_, info):
+for command in (
+    generate, fetch, quantise, run, publish, bench, quality, compare, report, site, kernels, tune, list_, info,
+):  # fmt: skip
     main.add_command(command)

@@ -96,11 +96,11 @@ class Planner:
                 return (), {}, None
             rows = {s: row for row, s in enumerate(batches[0].work.sequences) if _goes_on(s)}
         chosen: list[Sequence] = []
-        stuck = None
+        stuck, decode, block_size = None, Phase.DECODE, self._block_size
         for sequence in list(self._queues.ready):
-            if (sequence.phase is not Phase.DECODE or sequence.in_flight) and sequence not in rows:
+            if (sequence.phase is not decode or sequence.in_flight) and sequence not in rows:
                 continue  # not due, or preempted a moment ago
-            if sequence.launched < len(sequence.blocks) * self._block_size or self._queues.grow(sequence):
+            if sequence.launched < len(sequence.blocks) * block_size or self._queues.grow(sequence):
                 chosen.append(sequence)
             elif batches:
                 return (), {}, sequence  # nobody in flight can be preempted: let what runs finish

@@ -25,7 +25,7 @@ class Request:
     params: SamplingParams
 
 
-@dataclass(eq=False)  # two requests are the same only if they are the same object
+@dataclass(eq=False, slots=True)  # two requests are the same only if they are the same object
 class Sequence:
     """A request in progress.
 

@@ -5,6 +5,7 @@ whole device for each stream, as `torch.cuda.green_contexts` does, would give bo
 on such a stream keeps to its multiprocessors wherever it is replayed.
 """
 
+import functools
 from typing import Any
 
 import torch
@@ -14,10 +15,12 @@ class PartitionError(Exception):
     """The device, the driver or what is installed cannot divide multiprocessors."""
 
 
+@functools.cache
 def partition_streams(device: torch.device, share: float) -> tuple[torch.cuda.Stream, torch.cuda.Stream]:
     """A stream on about `share` of the multiprocessors, rounded as the driver wants (up, to 8 on Hopper), and one on the rest.
 
-    The green contexts live as long as the process: kernels that are still running when they go would fail.
+    The green contexts live as long as the process, since kernels that are still running when they go would fail. So the same
+    share of the same device is the same two streams, for one engine after the other.
 
     Raises:
         PartitionError: green contexts cannot be had here.

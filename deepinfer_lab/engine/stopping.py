@@ -23,6 +23,8 @@ class Stopper:
         stream: turns its tokens into text; needed where there are stop strings, else None.
     """
 
+    __slots__ = ("_count", "_ends", "_max_tokens", "_min_tokens", "_text")  # asked for every token
+
     def __init__(self, params: SamplingParams, eos_ids: Collection[int], stream: TokenStream | None) -> None:
         self._min_tokens, self._max_tokens = params.min_tokens, params.max_tokens
         self._ends = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else frozenset(eos_ids))
@@ -37,9 +39,10 @@ class Stopper:
 
     def push(self, token: int) -> FinishReason | None:
         """Take the next token. Why the request ends with it, or None if it goes on."""
-        self._count += 1
-        if self._text is not None:
-            self._text.push(token)
-        if token in self._ends or (self._text is not None and self._text.found is not None):
+        self._count = count = self._count + 1
+        text = self._text
+        if text is not None:
+            text.push(token)
+        if token in self._ends or (text is not None and text.found is not None):
             return FinishReason.STOP
-        return FinishReason.LENGTH if self._count >= self._max_tokens else None
+        return FinishReason.LENGTH if count >= self._max_tokens else None

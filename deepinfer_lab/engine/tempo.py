@@ -24,7 +24,7 @@ class Tempo:
         ms = (ticket.finished.time() - ticket.started.time()) * 1e3
         if work.chunk is None:
             self._decode_ms = ms
-            self._sizer.observe_decode(len(work.spans), sum(span.start for span in work.spans), ms)
+            self._sizer.observe_decode(len(work.spans), sum([span.start for span in work.spans]), ms)
         else:  # a mixed step does what a decode step does, and a chunk
             alone = max(ms - self._decode_ms, 0.0) if work.decodes else ms
             self._sizer.observe_prefill(len(work.chunk.tokens), work.chunk.start, alone)

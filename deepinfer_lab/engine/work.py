@@ -110,14 +110,14 @@ def finish(
     Returns:
         The sequences that are due a token, with the choice, or with the reason why there is none.
     """
-    rows, due = [], []
+    rows, due, finished, decode = [], [], Phase.FINISHED, Phase.DECODE
     for row, (sequence, count) in enumerate(zip(work.sequences, work.counts, strict=True)):
         sequence.in_flight -= 1
-        if sequence.phase is Phase.FINISHED:
+        if sequence.phase is finished:
             continue
-        sequence.computed += count
-        if sequence.computed == len(sequence.tokens):
-            sequence.phase = Phase.DECODE
+        sequence.computed = computed = sequence.computed + count
+        if computed == len(sequence.tokens):
+            sequence.phase = decode
             rows.append(row)
             due.append(sequence)
     if not due:

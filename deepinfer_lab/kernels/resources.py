@@ -117,11 +117,12 @@ def usage(binary: Binary) -> Usage:
     return parse_log(binary.log, binary.kernel)
 
 
-def occupancy(arch: str, threads: int, registers: int, shared: int) -> Occupancy:
-    """Theoretical occupancy of blocks of `threads` threads with so many registers each and `shared` bytes.
+def blocks_by_limit(arch: str, threads: int, registers: int, shared: int) -> dict[str, int]:
+    """How many blocks of `threads` threads with so many registers each and `shared` bytes every limit allows: of "warps",
+    "registers", "shared memory" and "blocks".
 
     Raises:
-        KernelError: an architecture without a row in `LIMITS`, or a block that fits no multiprocessor.
+        KernelError: an architecture without a row in `LIMITS`.
     """
     if arch not in LIMITS:
         raise KernelError(f"{arch}: limits are known for {', '.join(LIMITS)}")
@@ -129,12 +130,22 @@ def occupancy(arch: str, threads: int, registers: int, shared: int) -> Occupancy
     warps = -(-threads // 32)
     per_warp = _round_up(registers * 32, REGISTER_UNIT)
     resident = limits.registers // per_warp // WARP_UNIT * WARP_UNIT
-    by = {
+    return {
         "warps": limits.warps // warps,
         "registers": resident // _round_up(warps, WARP_UNIT),
         "shared memory": limits.shared // _round_up(shared + limits.reserved, SHARED_UNIT),
         "blocks": limits.blocks,
     }
+
+
+def occupancy(arch: str, threads: int, registers: int, shared: int) -> Occupancy:
+    """Theoretical occupancy of blocks of `threads` threads with so many registers each and `shared` bytes.
+
+    Raises:
+        KernelError: an architecture without a row in `LIMITS`, or a block that fits no multiprocessor.
+    """
+    by = blocks_by_limit(arch, threads, registers, shared)
+    limits, warps = LIMITS[arch], -(-threads // 32)
     limiter = min(by, key=by.__getitem__)
     blocks = by[limiter]
     if blocks == 0:

@@ -38,8 +38,9 @@ class NotebookRun:
 
 
 def discover() -> list[Notebook]:
-    """The notebooks of the project, by name."""
-    return [Notebook(path.stem, path) for path in sorted(project.notebooks().glob("*.ipynb"))]
+    """The notebooks of the project: the start page, `index`, then the others by name."""
+    paths = sorted(project.notebooks().glob("*.ipynb"), key=lambda path: (path.stem != "index", path.stem))
+    return [Notebook(path.stem, path) for path in paths]
 
 
 def select(available: Sequence[str], names: Sequence[str] | None) -> list[str]:

@@ -4,7 +4,7 @@ import base64
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -74,8 +74,11 @@ class Section:
     missing: list[str]
 
 
-def write(output: Path) -> Path:
+def write(output: Path, link: Callable[[Path], str] | None = None) -> Path:
     """Write the report of the project as it is now.
+
+    Args:
+        link: the address of a file of the project; by default the way to it from `output`.
 
     Raises:
         NotebookError: a notebook that cannot be read, or one that shows a figure which is not in `figures/`.
@@ -87,17 +90,21 @@ def write(output: Path) -> Path:
     used = {figure.name for each in sections for figure in each.figures}
     others = [_figure(path, "") for path in sorted(project.figures().glob("*.svg")) if path.stem not in used]
     facts = provenance.collect()
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=jinja2.StrictUndefined,
-        trim_blocks=True, lstrip_blocks=True,
-    )  # fmt: skip
-    text = environment.get_template(TEMPLATE).render(
+    text = templates().get_template(TEMPLATE).render(
         sections=sections, others=others, files=files, utc=facts["utc"],
         environment={name: facts[name] for name in ENVIRONMENT if facts[name] is not None},
-        link=lambda path: quote(Path(os.path.relpath(path, output.parent)).as_posix()),
+        link=link or (lambda path: quote(Path(os.path.relpath(path, output.parent)).as_posix())),
     )  # fmt: skip
     write_atomically(output, text)
     return output
+
+
+def templates() -> jinja2.Environment:
+    """The templates beside this file; what they are given is text, unless they say that it is HTML."""
+    return jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=jinja2.StrictUndefined,
+        trim_blocks=True, lstrip_blocks=True,
+    )  # fmt: skip
 
 
 def section(notebook: Path, files: Sequence[DataFile]) -> Section:

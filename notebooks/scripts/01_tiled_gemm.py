@@ -26,9 +26,9 @@ device: str = "nvidia-h200"  # whose records replay reads, a folder of data/
 import numpy as np
 import pandas as pd
 
+from deepinfer_lab.figures import explore, style
 from deepinfer_lab.figures import kernels as kernel_figures
 from deepinfer_lab.figures import maps as map_figures
-from deepinfer_lab.figures import style
 from deepinfer_lab.kernels import dispatch, maps
 from deepinfer_lab.kernels.catalogue import KERNELS
 from deepinfer_lab.lab import experiment, project, published
@@ -95,6 +95,13 @@ budget = maps.shared_bytes()
 print(
     f"shared memory: {budget['shared_a']:,} bytes of activations + {budget['shared_b']:,} of weights = {sum(budget.values()):,}"
 )
+
+# %% [markdown]
+# In JupyterLab, other tiles: how many blocks each limit of a multiprocessor allows. Of registers it knows the accumulators
+# only; what the compiler adds, `deepinfer-lab kernels` shows for the kernels that exist.
+
+# %% tags=["nbval-skip"]
+explore.explore_tiles()
 
 # %% [markdown]
 # ## Why the 65th column
@@ -373,6 +380,14 @@ print(style.fingerprint(shown, "01_crossover"))
 for (bits, n, k), table in shown[shown["bits"] != 16].groupby(["bits", "n", "k"], sort=False):
     print(f"\nW{bits}, {n} x {k}, microseconds by M:")
     print(table.pivot(index="kernel", columns="m", values="us").to_string(float_format="{:.1f}".format, na_rep="-"))
+
+# %% [markdown]
+# In JupyterLab, the same launches under the card's roof: what memory allows at so many operations a byte, and what FMAs allow
+# without tensor cores, one a cycle from each scheduler.
+
+# %% tags=["nbval-skip"]
+peak = SCHEDULERS * maps.WARP * 2 * cards[origin["device"]]["multiprocessors"] * cards[origin["device"]]["hertz"]
+explore.explore_roofline(shown, group=group, bandwidth=measured_bandwidth, peak=peak)
 
 # %% [markdown]
 # The fastest few-bit kernel for each M, by the geometric mean over both shapes, makes a dispatch table of this card's own. It

@@ -27,8 +27,8 @@ import pandas as pd
 
 from deepinfer_lab.engine.placement import PARTITION
 from deepinfer_lab.engine.policy import PRESETS
+from deepinfer_lab.figures import explore, style
 from deepinfer_lab.figures import itl as itl_figures
-from deepinfer_lab.figures import style
 from deepinfer_lab.lab import experiment, project, published
 from deepinfer_lab.lab.experiments import EXPERIMENTS
 from deepinfer_lab.metrics.latency import RequestTrace, Spread
@@ -191,6 +191,12 @@ fig.supxlabel(f"gap of a reader during the insertion, chunk {CHUNK:,} (ms, log s
 fig.supylabel("share of gaps no longer", fontsize=12)
 style.save(fig, project.figures(), "04_ecdf")
 print(style.fingerprint(ecdf, "04_ecdf"))
+
+# %% [markdown]
+# In JupyterLab, the same for every chunk size that was recorded.
+
+# %% tags=["nbval-skip"]
+explore.explore_chunks(main)
 
 # %% [markdown]
 # ### What gaps are paid with

@@ -102,3 +102,36 @@ def test_other_sections_and_malformed_files_are_refused(tmp_path: Path, monkeypa
         file.write_text(text)
         with pytest.raises(RecordError, match=message):
             published.tables()
+
+
+# --- other people's kernels ---
+
+
+def test_the_peers_file_says_where_it_is_from_and_holds_all_cells():
+    path = HOME / "data" / "published" / published.PEERS_FILE
+    source = json.loads(path.read_text(encoding="utf-8"))["source"]
+    assert source["date"] == "2026-11-29"
+    assert "this project's own peer measurement" in source["title"]
+    cells = published.table("gemm", published.PEERS_FILE)
+    assert cells.shape == (756, 8)
+    assert not cells.duplicated(["peer", "m", "n", "k"]).any()
+    assert (cells["time_us"] > 0).all()
+    assert (cells["rel_err"] < 5e-3).all()  # as its method says
+    assert (cells["group"].isna() == (cells["bits"] == 16)).all()
+    assert set(cells.loc[cells["bits"] != 16, "group"]) == {published.PEERS_GROUP}
+    assert {name for name in cells.columns if not name.endswith(UNITS)} == WITHOUT_UNIT & {"m", "n", "k"} | {
+        "peer", "bits", "group", "time_us", "rel_err",
+    }  # fmt: skip
+    ceilings = published.table("ceilings", published.PEERS_FILE).iloc[0]
+    assert ceilings["copy_gb_per_s"] < ceilings["read_sum_gb_per_s"] < 4800  # the card's data sheet
+
+
+def test_the_best_peer_is_the_fastest_of_the_same_bits():
+    best = published.best_peers()
+    assert len(best) == 2 * 7 * 12
+    assert best[4, 1, 5632, 2048] == (6.005, "tinygemm_w4")
+    cells = published.table("gemm", published.PEERS_FILE)
+    for (bits, m, n, k), (us, name) in best.items():
+        same = cells[(cells["bits"] == bits) & (cells["m"] == m) & (cells["n"] == n) & (cells["k"] == k)]
+        assert us == same["time_us"].min()
+        assert name in set(same.loc[same["time_us"] == us, "peer"])

@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from deepinfer_lab.cli import load_options, options
+from deepinfer_lab.cli.bench_kernels import kernels
 from deepinfer_lab.engine.config import EngineConfig
 from deepinfer_lab.lab.load_spec import InsertionLoad, OpenLoad
 
@@ -15,6 +16,9 @@ from deepinfer_lab.lab.load_spec import InsertionLoad, OpenLoad
 @click.group()
 def bench() -> None:
     """Measure this machine."""
+
+
+bench.add_command(kernels)
 
 
 @bench.command(epilog=options.POLICY_EPILOG)

@@ -9,9 +9,14 @@ from deepinfer_lab.cli import options
 @click.option(
     "--arch", "archs", multiple=True, metavar="SM", help="Only this architecture, such as sm_90; may be repeated."
 )
+@click.option(
+    "--warm",
+    is_flag=True,
+    help="Only fill the cache, for this machine's GPU if there is one: serving then compiles nothing.",
+)
 @click.option("--explain", metavar="BITS,M,N,K", help="Say which kernel takes such a product on a GPU, and why.")
 @options.dispatch
-def kernels(archs: tuple[str, ...], explain: str | None, dispatch: str | None) -> None:
+def kernels(archs: tuple[str, ...], warm: bool, explain: str | None, dispatch: str | None) -> None:
     """Compile every CUDA kernel and show what it costs a multiprocessor. Needs no GPU.
 
     Registers are per thread, shared memory per block; occupancy is the share of a multiprocessor's warps that can be
@@ -34,6 +39,9 @@ def kernels(archs: tuple[str, ...], explain: str | None, dispatch: str | None) -
     unknown = [arch for arch in archs if arch not in ARCHS]
     if unknown:
         raise SettingError(f"--arch {unknown[0]}: allowed are {', '.join(ARCHS)}")
+    if warm:
+        _warm(archs)
+        return
     click.echo(
         f"{'kernel':<22} {'arch':<7} {'threads':>7} {'regs':>5} {'shared':>7} {'spills':>6} {'occupancy':>9}  limited by"
     )
@@ -46,3 +54,19 @@ def kernels(archs: tuple[str, ...], explain: str | None, dispatch: str | None) -
         )
     for arch, cards in {row.arch: row.cards for row in rows}.items():
         click.echo(f"{arch}: {', '.join(cards)}")
+
+
+def _warm(archs: tuple[str, ...]) -> None:
+    import torch
+
+    from deepinfer_lab.kernels import compiler
+    from deepinfer_lab.kernels.ops_catalogue import COMPILED
+    from deepinfer_lab.progress import bar
+
+    if not archs:
+        gpu = torch.cuda.is_available()
+        archs = (compiler.arch_for(torch.cuda.get_device_capability()),) if gpu else compiler.ARCHS
+    pairs = [(name, arch) for arch in archs for name in COMPILED]
+    for name, arch in bar(pairs, desc="compiling kernels", unit="kernel"):
+        compiler.compile_kernel(name, arch)
+    click.echo(f"{len(COMPILED)} kernels for {', '.join(archs)} are in {compiler.cache_folder()}")

@@ -14,6 +14,7 @@ from deepinfer_lab.cli.notebooks import publish, run
 from deepinfer_lab.cli.quality import quality
 from deepinfer_lab.cli.report import report
 from deepinfer_lab.cli.site import site
+from deepinfer_lab.cli.tune import tune
 from deepinfer_lab.errors import DeepInferError
 
 
@@ -46,6 +47,6 @@ def main() -> None:
 
 
 for command in (
-    generate, fetch, quantise, run, publish, check, bench, quality, compare, report, site, kernels, list_, info,
+    generate, fetch, quantise, run, publish, check, bench, quality, compare, report, site, kernels, tune, list_, info,
 ):  # fmt: skip
     main.add_command(command)

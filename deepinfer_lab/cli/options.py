@@ -11,7 +11,7 @@ import click
 from deepinfer_lab.engine.config import KV_DTYPES, EngineConfig
 from deepinfer_lab.engine.event import Event
 from deepinfer_lab.engine.policy import POLICIES, PRESETS
-from deepinfer_lab.quant.layout import GROUPS
+from deepinfer_lab.quant.layout import BITS, GROUPS
 from deepinfer_lab.quant.methods import METHODS
 
 Command = Callable[..., Any]
@@ -216,3 +216,24 @@ def integers(_ctx: click.Context, param: click.Parameter, value: str) -> list[in
             f"'{value}': whole numbers of 1 or more, separated by commas, such as 1,8", param=param
         )
     return numbers
+
+
+def shapes(_ctx: click.Context, param: click.Parameter, value: tuple[str, ...]) -> list[tuple[int, int]]:
+    """Parse "5632x2048" of an option that may be repeated."""
+    found = []
+    for text in value:
+        parts = text.lower().split("x")
+        if len(parts) != 2 or not all(part.isascii() and part.isdigit() and int(part) > 0 for part in parts):
+            raise click.BadParameter(f"'{text}': N and K of a weight, such as 5632x2048", param=param)
+        found.append((int(parts[0]), int(parts[1])))
+    return found
+
+
+def few_bits(_ctx: click.Context, param: click.Parameter, value: str) -> list[int]:
+    """Parse "w4,w3"."""
+    allowed = {f"w{bits}": bits for bits in BITS}
+    names = value.split(",")
+    for name in names:
+        if name not in allowed:
+            raise click.BadParameter(f"'{name}': allowed are {', '.join(allowed)}, separated by commas", param=param)
+    return [allowed[name] for name in dict.fromkeys(names)]

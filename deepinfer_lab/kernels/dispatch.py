@@ -2,7 +2,8 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -11,17 +12,21 @@ from deepinfer_lab.errors import KernelError
 from deepinfer_lab.kernels.catalogue import PRODUCTS, Kernel
 
 FALLBACK = "dequant_cublas"  # dequantise with torch, then F.linear: `quant/linear.py`
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2  # version 1 had no rows that name a shape
+READ_VERSIONS = (1, 2)
 
 
 @dataclass(frozen=True)
 class Row:
-    """`kernel` takes `bits`-bit weights for m_min <= M <= m_max (None: no upper end)."""
+    """`kernel` takes `bits`-bit weights for m_min <= M <= m_max (None: no upper end). With `n` and `k` the row is about weights
+    [n, k] alone, and wins there over one without, which is about all."""
 
     bits: int
     m_min: int
     m_max: int | None
     kernel: str
+    n: int | None = None
+    k: int | None = None
 
     def covers(self, m: int) -> bool:
         return self.m_min <= m and (self.m_max is None or m <= self.m_max)
@@ -46,14 +51,37 @@ def choose(
     dtype: torch.dtype = torch.float16,
     device_type: str = "cuda",
     table: Sequence[Row] = ARTICLE,
+    n: int | None = None,
+    k: int | None = None,
 ) -> str:
     """The name of the kernel for M rows: a key of `kernels.LAUNCHERS`, or `FALLBACK`.
+
+    n, k: the weight's shape; without one, rows that name a shape do not count.
 
     Raises:
         KernelError: M below 1, or bits that the table has no row for.
     """
-    row = _row(bits, m, table)
+    row = _own_row(bits, m, n, k, table) or _row(bits, m, table)
     return FALLBACK if device_type != "cuda" or dtype != torch.float16 else row.kernel
+
+
+def for_shape(bits: int, n: int, k: int, table: Sequence[Row]) -> tuple[Row, ...]:
+    """The same choice for weights [n, k] alone: a table whose rows follow one another and name no shape.
+
+    Raises:
+        KernelError: as `choose`.
+    """
+    about = [row for row in table if row.bits == bits and (row.n, row.k) in ((n, k), (None, None))]
+    begins = sorted({1, *(row.m_min for row in about), *(row.m_max + 1 for row in about if row.m_max is not None)})
+    rows: list[Row] = []
+    for begin, following in zip(begins, [*begins[1:], None], strict=True):
+        kernel = choose(bits, begin, table=table, n=n, k=k)
+        end = None if following is None else following - 1
+        if rows and rows[-1].kernel == kernel:
+            rows[-1] = replace(rows[-1], m_max=end)
+        else:
+            rows.append(Row(bits, begin, end, kernel))
+    return tuple(rows)
 
 
 def explain(
@@ -71,15 +99,16 @@ def explain(
     Raises:
         KernelError: as `choose`.
     """
-    name = choose(bits, m, dtype=dtype, device_type=device_type, table=table)
+    name = choose(bits, m, dtype=dtype, device_type=device_type, table=table, n=n, k=k)
     shape = f"W{bits}A16, M x N x K = {m} x {n} x {k}, group {group}: {name}"
     if device_type != "cuda":
         return f"{shape}, because the tensors are on {device_type!r} and the kernels need a CUDA device."
     if dtype != torch.float16:
         return f"{shape}, because the activations are {dtype} and the kernels take torch.float16."
-    row = _row(bits, m, table)
+    row = _own_row(bits, m, n, k, table) or _row(bits, m, table)
     reach = f"M = {row.m_min}" if row.m_min == row.m_max else f"M from {row.m_min} to {row.m_max}"
     reach = f"M of {row.m_min} and more" if row.m_max is None else reach
+    reach += "" if row.n is None else " of this shape"
     if name == FALLBACK:
         return f"{shape}, the table's row for {reach}: dequantise with torch, then multiply with cuBLAS."
     product = PRODUCTS[name]
@@ -91,9 +120,14 @@ def explain(
     return f"{said} Slices of up to {rows} weight rows: {-(-n // rows)}."
 
 
+def _own_row(bits: int, m: int, n: int | None, k: int | None, table: Sequence[Row]) -> Row | None:
+    rows = (row for row in table if row.n is not None and (row.bits, row.n, row.k) == (bits, n, k))
+    return next((row for row in rows if row.covers(m)), None)
+
+
 def load(path: str | Path) -> tuple[Row, ...]:
-    """Read a table from a dispatch.json: {"schema_version": 1, "rows": [{"bits", "m_min", "m_max", "kernel"}, ...]}; other keys
-    (the device, the measurement behind it) are the writer's own.
+    """Read a table from a dispatch.json: {"schema_version": 2, "rows": [{"bits", "m_min", "m_max", "kernel"}, ...]}, rows about
+    one shape with "n" and "k" too; other keys (the device, the measurement behind it) are the writer's own.
 
     Raises:
         KernelError: unreadable, malformed, an unknown kernel, one for other bits, or rows that leave a gap or overlap.
@@ -103,14 +137,29 @@ def load(path: str | Path) -> tuple[Row, ...]:
         version, rows = document["schema_version"], tuple(Row(**row) for row in document["rows"])
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise KernelError(f"{path}: not a dispatch table ({type(error).__name__}: {error})") from error
-    if version != SCHEMA_VERSION:
-        raise KernelError(f"{path}: schema_version {version}, this program reads {SCHEMA_VERSION}")
+    if version not in READ_VERSIONS:
+        raise KernelError(f"{path}: schema_version {version}, this program reads {', '.join(map(str, READ_VERSIONS))}")
     validate(rows, str(path))
     return rows
 
 
+def _validate_shapes(rows: Sequence[Row], source: str) -> None:
+    """Rows that name a shape name all of it, and do not overlap; they may leave gaps."""
+    for row in rows:
+        named = [size for size in (row.n, row.k) if size is not None]
+        if named and (len(named) < 2 or any(type(size) is not int or size < 1 for size in named)):
+            raise KernelError(f"{source}: n and k must both be whole numbers of 1 or more, or both be absent, in {row}")
+        if named and (row.m_min < 1 or (row.m_max is not None and row.m_max < row.m_min)):
+            raise KernelError(f"{source}: m_min must be 1 or more, and m_max no less, in {row}")
+    shapes = sorted((row for row in rows if row.n is not None), key=lambda row: (row.bits, row.n, row.k, row.m_min))
+    for before, row in pairwise(shapes):
+        same = (before.bits, before.n, before.k) == (row.bits, row.n, row.k)
+        if same and (before.m_max is None or before.m_max >= row.m_min):
+            raise KernelError(f"{source}: {before} and {row} overlap")
+
+
 def validate(rows: Sequence[Row], source: str) -> None:
-    """Every M from 1 up has exactly one row, for each number of bits that occurs.
+    """Every M from 1 up has exactly one row without a shape, for each number of bits that occurs, and at most one for a shape.
 
     Raises:
         KernelError: naming `source` and the row that is wrong.
@@ -129,9 +178,10 @@ def validate(rows: Sequence[Row], source: str) -> None:
             raise KernelError(f"{source}: {row.kernel} takes {product.bits}-bit weights, not {row.bits}, in {row}")
         if product.max_m == 1 and row.m_max != 1:
             raise KernelError(f"{source}: {row.kernel} takes M = 1 only, in {row}")
+    _validate_shapes(rows, source)
     for bits in sorted({row.bits for row in rows}):
         expected: int | None = 1
-        for row in sorted((row for row in rows if row.bits == bits), key=lambda row: row.m_min):
+        for row in sorted((row for row in rows if row.bits == bits and row.n is None), key=lambda row: row.m_min):
             if expected != row.m_min or (row.m_max is not None and row.m_max < row.m_min):
                 raise KernelError(f"{source}: {bits} bits: expected a row from M = {expected}, found {row}")
             expected = None if row.m_max is None else row.m_max + 1
@@ -143,7 +193,7 @@ def _row(bits: int, m: int, table: Sequence[Row]) -> Row:
     if m < 1:
         raise KernelError(f"M = {m}: must be at least 1")
     for row in table:
-        if row.bits == bits and row.covers(m):
+        if row.bits == bits and row.n is None and row.covers(m):
             return row
     offered = ", ".join(str(b) for b in sorted({row.bits for row in table}))
     raise KernelError(f"no kernel for {bits}-bit weights at M = {m}: the dispatch table has {offered} bits")

@@ -4,7 +4,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from deepinfer_lab.lab.experiment import Experiment
-from deepinfer_lab.lab.overlap_cells import Setting, card_table, latency_columns, random_prompts, served
+from deepinfer_lab.lab.kernel_dispatch import card_table
+from deepinfer_lab.lab.overlap_cells import Setting, latency_columns, random_prompts, served
 from deepinfer_lab.metrics.quality import teacher_forced
 from deepinfer_lab.model.load import load_model
 from deepinfer_lab.model.reference_text import reference_text

@@ -4,8 +4,7 @@ What passing guarantees:
 - Every notebook ran from top to bottom and is the notebook of its script (`guards`).
 - Every file of data has the bytes that were published (`seal`), and is well-formed and filed where it belongs.
 - Every record that a notebook's code names was printed with its banner, and `data/` still has the record of that time.
-- No CUDA source behind a record has changed, see `data_files.kernel_state`; the GPU tests' own reports cover every source;
-  a dispatch table is the one that follows from its record.
+- No CUDA source behind a record has changed, see `data_files.kernel_state`; the GPU tests' own reports cover every source.
 - `figures/` holds one picture for each table that a notebook prints, with that table's fingerprint in it, and no other.
 - A number with a decimal point in a notebook's prose stands somewhere in outputs, code or published tables.
 
@@ -25,7 +24,6 @@ from deepinfer_lab.lab import data_files, evidence, guards, project, provenance,
 from deepinfer_lab.lab.data_files import DataFile
 from deepinfer_lab.lab.evidence import Evidence
 from deepinfer_lab.lab.experiments import EXPERIMENTS
-from deepinfer_lab.lab.kernel_dispatch import document
 from deepinfer_lab.lab.notebooks import discover
 
 
@@ -103,11 +101,6 @@ def _file_complaints(file: DataFile) -> Iterator[str]:
         belongs = f"{found.provenance['device_slug']}/{found.experiment}"
         if belongs != f"{path.parent.name}/{path.stem}":
             yield f"{where}: holds the record of {belongs}"
-    if path.name in seal.DERIVED:
-        table = data_files.content(path)
-        measured = path.with_name(f"{table.get('experiment')}.json")
-        if table != document(record.load(measured)):
-            yield f"{where}: is not what `kernel_dispatch.write_dispatch` makes of {measured.name}"
 
 
 def _record_complaints(found: Evidence, records: Sequence[DataFile]) -> Iterator[str]:

@@ -1,7 +1,7 @@
 """One multiplication by every kernel that can do it: fresh random operands, a check of each result, then its time."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,7 @@ import torch
 
 from deepinfer_lab.errors import SettingError
 from deepinfer_lab.kernels import LAUNCHERS
-from deepinfer_lab.kernels.catalogue import PRODUCTS
+from deepinfer_lab.kernels.catalogue import PRODUCTS, DequantiseProduct, Kernel
 from deepinfer_lab.kernels.dispatch import FALLBACK
 from deepinfer_lab.lab.kernel_timing import ARTICLE, GRAPH_COLD, MIN_REPLAYS, Gpu, article, copies_for, graph_cold
 from deepinfer_lab.quant.layout import PackedWeight, packed_columns
@@ -22,6 +22,9 @@ EMPTY = "empty_launch"  # out = x * weight, one value each: what a launch costs 
 EMPTY_LAUNCHES = 64  # in one graph
 MAX_ERROR = 2e-3  # of norm(out - reference) / norm(reference): float16 rounding stays well below
 REFERENCE_ROWS = 4096  # of the weight that are held in float32 at a time
+
+# All that can multiply a few-bit weight, the simplest first; and then there is the fallback.
+FEW_BIT: Mapping[str, Kernel | DequantiseProduct] = PRODUCTS
 
 Weight = PackedWeight | torch.Tensor
 
@@ -38,6 +41,40 @@ class Matrix:
     k: int
     group: int | None
     copies: Sequence[Weight]
+
+
+@dataclass(frozen=True)
+class Case:
+    """M rows to multiply with a matrix: `x` [m, k], `out` [m, n] to write to, and the right result, `expected`, in float32."""
+
+    matrix: Matrix
+    x: torch.Tensor
+    out: torch.Tensor
+    expected: torch.Tensor
+
+    def columns(self, bandwidth: float) -> dict[str, Any]:
+        """What every row says of the product: bits, m, n, k, group, floor_us."""
+        matrix, m = self.matrix, self.x.shape[0]
+        sizes = {"bits": matrix.bits, "m": m, "n": matrix.n, "k": matrix.k, "group": matrix.group}
+        return {**sizes, "floor_us": floor_us(matrix, m, bandwidth)}
+
+    def error(self, launch: Callable[[int], torch.Tensor]) -> float:
+        """norm(result - expected) / norm(expected) of the first copy, into memory that held NaN: what is not written shows."""
+        torch.full_like(self.out, torch.nan)  # freed at once: torch hands it to a launch that brings no `out`
+        self.out.fill_(torch.nan)
+        result = launch(0).float()
+        return float((result - self.expected).norm() / self.expected.norm())
+
+
+def random_case(gpu: Gpu, random: torch.Generator, matrix: Matrix, m: int) -> Case:
+    """Fresh activations, normally distributed.
+
+    Raises:
+        SettingError: TF32 is on, in which the reference would not be one.
+    """
+    x = torch.randn(m, matrix.k, generator=random, device=gpu.device, dtype=torch.float16)
+    out = torch.empty(m, matrix.n, device=gpu.device, dtype=torch.float16)
+    return Case(matrix, x, out, _reference(x, matrix.copies[0]))
 
 
 def random_matrix(gpu: Gpu, random: torch.Generator, bits: int, n: int, k: int, group: int) -> Matrix:
@@ -66,7 +103,7 @@ def kernels_for(bits: int, m: int) -> list[str]:
     bits, cuBLAS."""
     if bits == 16:
         return [DENSE]
-    return [name for name, product in PRODUCTS.items() if product.bits == bits and m <= product.max_m] + [FALLBACK]
+    return [name for name, product in FEW_BIT.items() if product.bits == bits and m <= product.max_m] + [FALLBACK]
 
 
 def floor_us(matrix: Matrix, m: int, bandwidth: float) -> float:
@@ -95,24 +132,17 @@ def measure(
     Raises:
         SettingError: an unknown method, or TF32, in which the reference would not be one.
     """
-    x = torch.randn(m, matrix.k, generator=random, device=gpu.device, dtype=torch.float16)
-    out = torch.empty(m, matrix.n, device=gpu.device, dtype=torch.float16)
-    expected = _reference(x, matrix.copies[0])
+    case = random_case(gpu, random, matrix, m)
     for kernel in kernels:
-        launch = _launcher(kernel, x, matrix.copies, out)
-        error = _error(launch, out, expected)
+        launch = launcher(kernel, case)
+        error = case.error(launch)
         for method in methods:
             yield {
-                "bits": matrix.bits,
-                "m": m,
-                "n": matrix.n,
-                "k": matrix.k,
-                "group": matrix.group,
+                **case.columns(bandwidth),
                 "kernel": kernel,
                 "method": method,
                 "time_us": _time(gpu, method, launch, len(matrix.copies), replays),
                 "rel_err": error if math.isfinite(error) else None,
-                "floor_us": floor_us(matrix, m, bandwidth),
                 "correct": error < MAX_ERROR,  # NaN is not
             }
 
@@ -138,25 +168,25 @@ def summary(samples: pd.DataFrame) -> pd.DataFrame:
     return figures
 
 
-def _launcher(
-    kernel: str, x: torch.Tensor, copies: Sequence[Weight], out: torch.Tensor
-) -> Callable[[int], torch.Tensor]:
-    """Enqueue the kernel on one copy of the weights. Results go to `out`, but for the fallback, which allocates its own."""
+def launcher(kernel: str, case: Case) -> Callable[[int], torch.Tensor]:
+    """Enqueue the kernel on one copy of the weights. Results go to the case's `out`, but for the fallback, which allocates its
+    own."""
+    bound = [_bind(kernel, copy) for copy in case.matrix.copies]
+    return lambda copy: bound[copy](case.x, case.out)
+
+
+def _bind(kernel: str, weight: Weight) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+    """(x, out) -> result, with the weight in the form that the kernel reads."""
     if kernel == FALLBACK:
-        return lambda copy: dequant_cublas(x, copies[copy])
+        return lambda x, out: dequant_cublas(x, weight)
     if kernel == DENSE:
-        return lambda copy: torch.matmul(x, copies[copy].T, out=out)
+        return lambda x, out: torch.matmul(x, weight.T, out=out)
     if kernel == EMPTY:
-        return lambda copy: torch.mul(x, copies[copy], out=out)
+        return lambda x, out: torch.mul(x, weight, out=out)
     if kernel not in LAUNCHERS:
         raise SettingError(f"kernel {kernel!r}: there are {', '.join((*LAUNCHERS, FALLBACK, DENSE, EMPTY))}")
     run = LAUNCHERS[kernel]
-
-    def launch(copy: int) -> torch.Tensor:
-        weight = copies[copy]
-        return run(x, weight.packed, weight.scales, weight.group, out=out)
-
-    return launch
+    return lambda x, out: run(x, weight.packed, weight.scales, weight.group, out=out)
 
 
 def _reference(x: torch.Tensor, weight: Weight) -> torch.Tensor:
@@ -169,14 +199,6 @@ def _reference(x: torch.Tensor, weight: Weight) -> torch.Tensor:
         dense = weight[rows].float() if isinstance(weight, torch.Tensor) else weight.dequantise(torch.float32, rows)
         parts.append(x.float() @ dense.T)
     return torch.cat(parts, dim=1)
-
-
-def _error(launch: Callable[[int], torch.Tensor], out: torch.Tensor, expected: torch.Tensor) -> float:
-    """norm(out - reference) / norm(reference) of the first copy, into memory that held NaN: what is not written shows."""
-    torch.full_like(out, torch.nan)  # freed at once: torch's allocator hands it to the fallback, which brings no `out`
-    out.fill_(torch.nan)
-    result = launch(0).float()
-    return float((result - expected).norm() / expected.norm())
 
 
 def _time(gpu: Gpu, method: str, launch: Callable[[int], torch.Tensor], copies: int, replays: int) -> list[float]:

@@ -1,21 +1,20 @@
 """The dispatch table that a card's own measurements ask for."""
 
-import json
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from deepinfer_lab.errors import RecordError
-from deepinfer_lab.kernels.catalogue import PRODUCTS
-from deepinfer_lab.kernels.dispatch import FALLBACK, SCHEMA_VERSION, Row, choose, validate
-from deepinfer_lab.lab import project
-from deepinfer_lab.lab.kernel_cells import summary
+from deepinfer_lab.kernels.dispatch import FALLBACK, Row, validate
+from deepinfer_lab.lab import project, provenance
+from deepinfer_lab.lab.kernel_cells import FEW_BIT, summary
 from deepinfer_lab.lab.kernel_timing import GRAPH_COLD
-from deepinfer_lab.lab.record import Record, write_atomically
+from deepinfer_lab.lab.record import Record
 
-TIE = 0.03  # times closer than this are noise: the kernel in use stays
+FILE = "dispatch.json"  # of a card's table, beside its records
+TIE = 0.03  # times closer than this are noise: a kernel must gain more to take the place of another
 
 
 def sweep(record: Record) -> pd.DataFrame:
@@ -33,64 +32,67 @@ def sweep(record: Record) -> pd.DataFrame:
 
 
 def derive_dispatch(record: Record) -> tuple[Row, ...]:
-    """The fastest kernel for few-bit weights by M: geometric mean over the sweep's shapes, cold.
-
-    Between two measured M the winner of the larger one is taken: more rows never cost less, so its time there is a bound, and
-    the other's has none. Of kernels within 3% of the fastest, the one in use at the M before stays; at the first M, the
-    article's choice. The last range has no upper end.
+    """The table that a `tiled_gemm` record asks for: the fastest kernels by the geometric mean over the sweep's shapes, cold.
 
     Raises:
-        RecordError: as `sweep`; M = 1 was not measured; or an M for which no kernel has a correct result on every shape.
+        RecordError: as `sweep` and `general_rows`.
     """
     rows = sweep(record)
-    known = rows[rows["kernel"].isin([*PRODUCTS, FALLBACK])].assign(log_us=np.log(rows["us"]))
-    if known.empty:
-        raise RecordError("the sweep holds no correct row of a few-bit kernel")
-    shapes = len(record.params["sweep_shapes"])
-    table: list[Row] = []
-    for bits, of_bits in known.groupby("bits", sort=False):
-        if of_bits["m"].min() != 1:
-            raise RecordError(f"the sweep of {bits} bits begins at M = {of_bits['m'].min()}; a table begins at M = 1")
-        ranges: list[Row] = []
-        for m, of_m in of_bits.groupby("m"):
-            by_kernel = of_m.groupby("kernel", sort=False)["log_us"].agg(["mean", "count"])
-            times = by_kernel.loc[by_kernel["count"] == shapes, "mean"]
-            if times.empty:
-                raise RecordError(f"{bits} bits, M = {m}: no kernel has a correct result on all {shapes} shapes")
-            close = times[times <= times.min() + np.log1p(TIE)].index
-            kept = ranges[-1].kernel if ranges else choose(int(bits), int(m))
-            kernel = kept if kept in close else times.idxmin()
-            if ranges and ranges[-1].kernel == kernel:
-                ranges[-1] = Row(int(bits), ranges[-1].m_min, int(m), kernel)
-            else:
-                begin = ranges[-1].m_max + 1 if ranges else 1
-                ranges.append(Row(int(bits), begin, int(m), kernel))
-        last = ranges.pop()
-        table += [*ranges, Row(last.bits, last.m_min, None, last.kernel)]
+    table = general_rows(rows[rows["bits"] != 16])
     validate(table, f"dispatch table of {record.provenance['device_slug']}")
-    return tuple(table)
+    return table
 
 
-def document(record: Record) -> dict[str, Any]:
-    """The table as `kernels.dispatch.load` reads it, with the measurement that it came from."""
-    return {
-        "schema_version": SCHEMA_VERSION,
-        "rows": [
-            {"bits": row.bits, "m_min": row.m_min, "m_max": row.m_max, "kernel": row.kernel}
-            for row in derive_dispatch(record)
-        ],
-        "device": record.provenance["device"],
-        "experiment": record.experiment,
-        "measured": record.provenance["utc"],
-    }
+def general_rows(times: pd.DataFrame) -> tuple[Row, ...]:
+    """Rows for any shape: the fastest kernel by M, geometric mean over all shapes, of those that were timed on every one.
 
+    Between two measured M the winner of the larger one is taken: more rows never cost less, so its time there is a bound, and
+    the other's has none. Of kernels within 3% of the fastest, the one in use at the M before stays; where it is not among them,
+    the simplest is taken. The last range has no upper end.
 
-def write_dispatch(record: Record) -> Path:
-    """Write `data/<device slug>/dispatch.json`.
+    Args:
+        times: one correct result a row: bits, m, n, k, kernel, us.
 
     Raises:
-        RecordError: as `derive_dispatch`.
+        RecordError: no row; M = 1, or any larger M, was not measured; or no kernel is right on every shape at some M.
     """
-    path = project.data() / record.provenance["device_slug"] / "dispatch.json"
-    write_atomically(path, json.dumps(document(record), indent=2) + "\n")
-    return path
+    if times.empty:
+        raise RecordError("there is no correct row of a few-bit kernel to choose from")
+    return tuple(row for bits, of_bits in times.groupby("bits", sort=False) for row in _ranges(int(bits), of_bits))
+
+
+def shape_rows(times: pd.DataFrame) -> tuple[Row, ...]:
+    """Rows that name their shape, for each shape that was measured; otherwise as `general_rows`."""
+    return tuple(
+        replace(row, n=int(n), k=int(k))
+        for (bits, n, k), of_shape in times.groupby(["bits", "n", "k"], sort=False)
+        for row in _ranges(int(bits), of_shape)
+    )
+
+
+def card_table() -> Path | None:
+    """The dispatch table that was measured on the card at hand; None where there is none."""
+    table = project.data() / provenance.device_slug() / FILE
+    return table if table.is_file() else None
+
+
+def _ranges(bits: int, times: pd.DataFrame) -> list[Row]:
+    if times["m"].min() != 1:
+        raise RecordError(f"the times of {bits} bits begin at M = {times['m'].min()}; a table begins at M = 1")
+    if times["m"].max() == 1:
+        raise RecordError(f"the times of {bits} bits are of M = 1 alone; a table needs a larger M too")
+    shapes = times[["n", "k"]].drop_duplicates().shape[0]
+    ranges: list[Row] = []
+    for m, of_m in times.assign(log_us=np.log(times["us"])).groupby("m"):
+        by_kernel = of_m.groupby("kernel")["log_us"].agg(["mean", "count"])
+        mean = by_kernel.loc[by_kernel["count"] == shapes, "mean"]
+        if mean.empty:
+            raise RecordError(f"{bits} bits, M = {m}: no kernel has a correct result on all {shapes} shapes")
+        close = set(mean[mean <= mean.min() + np.log1p(TIE)].index)
+        before = ranges[-1].kernel if ranges else None
+        kernel = before if before in close else next(name for name in (*FEW_BIT, FALLBACK) if name in close)
+        if kernel == before:
+            ranges[-1] = replace(ranges[-1], m_max=int(m))
+        else:
+            ranges.append(Row(bits, ranges[-1].m_max + 1 if ranges else 1, int(m), kernel))
+    return [*ranges[:-1], replace(ranges[-1], m_max=None)]

@@ -15,7 +15,7 @@ from deepinfer_lab.engine.engine import Engine
 from deepinfer_lab.engine.event import Event
 from deepinfer_lab.engine.policy import Policy, policy_named
 from deepinfer_lab.engine.sampling import SamplingParams
-from deepinfer_lab.lab import project, provenance
+from deepinfer_lab.lab.kernel_dispatch import card_table
 from deepinfer_lab.metrics.kernel_trace import KernelTrace, profiled, read
 from deepinfer_lab.metrics.latency import RequestTrace, summarise
 from deepinfer_lab.metrics.overlap import Overlap
@@ -75,12 +75,6 @@ def load_for(spec: str, bits: str, group: int) -> LoadedModel:
     """A model with the dispatch table of the card at hand, where it has been measured. The last one is kept for whoever asks
     for the same."""
     return load_model(spec, bits=bits, group=group, dispatch=card_table())
-
-
-def card_table() -> Path | None:
-    """The dispatch table that was measured on the card at hand; None where there is none."""
-    table = project.data() / provenance.device_slug() / "dispatch.json"
-    return table if table.is_file() else None
 
 
 def random_prompts(model: LoadedModel, count: int, tokens: int, seed: int) -> list[list[int]]:

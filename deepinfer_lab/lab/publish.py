@@ -10,7 +10,8 @@ import nbformat
 from nbformat import NotebookNode
 
 from deepinfer_lab.errors import NotebookError, RecordError
-from deepinfer_lab.lab import mode, project, record, seal
+from deepinfer_lab.kernels import dispatch
+from deepinfer_lab.lab import kernel_dispatch, mode, project, record, seal
 from deepinfer_lab.lab.notebooks import execute, select
 
 PAPERMILL_TAGS = frozenset({"injected-parameters", "papermill-error-cell-tag"})  # of cells that papermill adds
@@ -19,7 +20,7 @@ PAPERMILL_METADATA = ("papermill", "execution")
 
 @dataclass(frozen=True)
 class Published:
-    """What one call wrote: records moved into `data/`, and notebooks."""
+    """What one call wrote: records and dispatch tables moved into `data/`, and notebooks."""
 
     records: list[Path]
     notebooks: list[Path]
@@ -56,13 +57,19 @@ def publish(names: Sequence[str] | None = None) -> Published:
 
 
 def promote() -> list[Path]:
-    """Move the whole records under `build/data/<device>/` to `data/<device>/`; those that are cut short stay.
+    """Move the whole records under `build/data/<device>/` to `data/<device>/`, and dispatch tables with them; records that are
+    cut short stay.
 
     Raises:
         RecordError: a malformed record, or one in another device's folder; nothing has moved then.
+        KernelError: a malformed dispatch table; likewise.
     """
     origin = project.build() / "data"
-    records = {path: record.load(path) for path in sorted(origin.glob("*/*.json"))}
+    paths = sorted(origin.glob("*/*.json"))
+    tables = [path for path in paths if path.name == kernel_dispatch.FILE]
+    for path in tables:
+        dispatch.load(path)
+    records = {path: record.load(path) for path in paths if path not in tables}
     for path, found in records.items():
         filed, belongs = f"{path.parent.name}/{path.stem}", f"{found.provenance['device_slug']}/{found.experiment}"
         if filed != belongs:
@@ -73,6 +80,11 @@ def promote() -> list[Path]:
             continue
         target = project.data() / path.relative_to(origin)
         found.save(target)
+        path.unlink()
+        targets.append(target)
+    for path in tables:
+        target = project.data() / path.relative_to(origin)
+        record.write_atomically(target, path.read_text(encoding="utf-8"))
         path.unlink()
         targets.append(target)
     return targets

@@ -1,4 +1,5 @@
-"""The numbers that the DeepInfer-SM86 article, part 7, prints: what measured values stand beside."""
+"""What measured values stand beside: the numbers that the DeepInfer-SM86 article, part 7, prints, and this project's own
+measurements of other people's kernels."""
 
 import json
 from collections.abc import Mapping
@@ -10,18 +11,20 @@ from deepinfer_lab.errors import RecordError
 from deepinfer_lab.lab import project
 
 FILE = "deepinfer_sm86_part7.json"
+PEERS_FILE = "peers_h200_gemm.json"
+PEERS_DEVICE, PEERS_GROUP = "nvidia-h200", 128  # the slug of the card, and the weights that share a scale
 KEYS = frozenset({"section", "title", "hardware", "method", "rows", "notes"})
 
 
-def tables() -> dict[str, dict[str, Any]]:
-    """Every table by its section: `title`, `hardware`, `method`, `rows` (units in the key names), `notes`.
+def tables(file: str = FILE) -> dict[str, dict[str, Any]]:
+    """Every table of a file by its section: `title`, `hardware`, `method`, `rows` (units in the key names), `notes`.
 
     The numbers are as printed; where the article disagrees with itself, a note says so.
 
     Raises:
         RecordError: the file is missing or malformed.
     """
-    path = project.data() / "published" / FILE
+    path = project.data() / "published" / file
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -37,19 +40,30 @@ def tables() -> dict[str, dict[str, Any]]:
     return {entry["section"]: dict(entry) for entry in found}
 
 
-def table(section: str) -> pd.DataFrame:
-    """One table of the article; `attrs` holds its title, hardware, method and notes.
+def table(section: str, file: str = FILE) -> pd.DataFrame:
+    """One table; `attrs` holds its title, hardware, method and notes.
 
     Args:
-        section: "2.7" (tiled GEMM), "3.2" (W3 batch tile), "5.1" (end to end), "5.2" (overlap on and off) or "5.3" (ITL).
+        section: of the article, "2.7" (tiled GEMM), "3.2" (W3 batch tile), "5.1" (end to end), "5.2" (overlap on and off) or
+            "5.3" (ITL). file: another file of `data/published/`, with sections of its own.
 
     Raises:
         RecordError: another section, or a malformed file.
     """
-    known = tables()
+    known = tables(file)
     if section not in known:
-        raise RecordError(f"the article has no table in section {section!r}; allowed: {', '.join(known)}")
+        raise RecordError(f"{file} has no table in section {section!r}; allowed: {', '.join(known)}")
     entry = known[section]
     frame = pd.DataFrame(entry["rows"])
     frame.attrs.update({key: entry[key] for key in ("section", "title", "hardware", "method", "notes")})
     return frame
+
+
+def best_peers() -> dict[tuple[int, int, int, int], tuple[float, str]]:
+    """(bits, m, n, k) -> microseconds and name of the fastest few-bit kernel of other people, on `PEERS_DEVICE`.
+
+    Raises:
+        RecordError: the file is missing or malformed.
+    """
+    found = table("gemm", PEERS_FILE).query("bits != 16").sort_values("time_us", ascending=False)
+    return {(row.bits, row.m, row.n, row.k): (row.time_us, row.peer) for row in found.itertuples()}

@@ -14,7 +14,6 @@ from deepinfer_lab.lab.record import write_atomically
 
 FILE = "SHA256SUMS"
 BY_TESTS = ("verification.json", "sanitizer.json")  # written by tests on a GPU; `check` holds them to the CUDA sources
-DERIVED = ("dispatch.json",)  # `check` holds it to its record
 
 
 def complaints() -> list[str]:
@@ -57,5 +56,5 @@ def _read() -> dict[str, str]:
 
 def _digests() -> dict[str, str]:
     folder = project.data()
-    paths = [path for path in folder.glob("*/*.json") if path.name not in (*BY_TESTS, *DERIVED)]
+    paths = [path for path in folder.glob("*/*.json") if path.name not in BY_TESTS]
     return {path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}

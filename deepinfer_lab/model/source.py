@@ -66,6 +66,15 @@ def linear_shape(config: ModelConfig, layer: str) -> tuple[int, int]:
     }[layer.rsplit(".", 1)[-1]]
 
 
+def product_shapes(config: ModelConfig) -> tuple[tuple[int, int], ...]:
+    """The different [N, K] that a block's products have, once layers that read the same input are one product (`build.py`)."""
+    shapes = []
+    for names in (ATTENTION_IN, ATTENTION_OUT, MLP_IN, MLP_OUT):
+        each = [linear_shape(config, name) for name in names]
+        shapes.append((sum(n for n, _ in each), each[0][1]))
+    return tuple(dict.fromkeys(shapes))
+
+
 def dense_shapes(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Name and shape of every tensor that is no block's linear weight: embeddings, head, norms and biases."""
     yield "model.embed_tokens.weight", (config.vocab_size, config.hidden_size)

@@ -70,7 +70,7 @@ class QuantLinear:
     path touches CuPy.
 
     Args:
-        table: which kernel takes how many rows.
+        table: which kernel takes how many rows. The layer keeps what concerns its own bits and shape.
 
     Raises:
         KernelError: the table has no row for the weight's bits.
@@ -83,6 +83,7 @@ class QuantLinear:
         table: Sequence[dispatch.Row] = dispatch.ARTICLE,
     ) -> None:
         dispatch.choose(weight.bits, 1, table=table)  # better now than at the first product
+        table = dispatch.for_shape(weight.bits, weight.n, weight.k, table)
         self._table = table
         self.n, self.k = weight.n, weight.k
         self.bias = bias

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 import pytest
+import torch
 from click.testing import CliRunner, Result
 
 from deepinfer_lab.cli import main
@@ -77,6 +78,19 @@ def test_readme_has_a_line_for_every_policy_and_load(name):
         (["quality", "--model", "synthetic:tiny", "--method", "rtn,awq"], ["awq", "rtn", "scale-search", "gptq"]),
         (["kernels", "--arch", "sm_1"], ["sm_1", "sm_90"]),
         (["kernels", "--explain", "4,16"], ["4,16", "four"]),
+        (["kernels", "--warm", "--arch", "sm_1"], ["sm_1", "sm_90"]),
+        (["tune"], ["--model", "--shape"]),
+        (["tune", "--model", "synthetic:tiny", "--shape", "64x64"], ["either --model or --shape"]),
+        (["tune", "--shape", "64"], ["'64'", "5632x2048"]),
+        (["tune", "--shape", "0x64"], ["'0x64'", "5632x2048"]),
+        (["tune", "--shape", "64x64", "--bits", "w4,w5"], ["w5", "w3, w4"]),
+        (["tune", "--shape", "64x64", "--m", "2,4"], ["'2,4'", "needs 1 and"]),
+        (["tune", "--shape", "64x64", "--m", "1"], ["'1'", "one larger"]),
+        (["tune", "--shape", "64x64", "--output", "/no/such/folder/a.json"], ["/no/such/folder", "no folder"]),
+        (["bench", "kernels", "--against", "marlin"], ["'marlin'", "tinygemm, humming, gemlite"]),
+        (["bench", "kernels", "--shapes", "64x64,7"], ["'7'", "5632x2048"]),
+        (["bench", "kernels", "--bits", "w2"], ["w2", "w3, w4"]),
+        (["bench", "kernels", "--m", "0"], ["'0'", "1 or more"]),
     ],
     ids=lambda value: " ".join(value) if value and value[0] in main.commands else "",
 )
@@ -130,3 +144,23 @@ def test_explain_speaks_of_the_table_that_it_is_given(tmp_path):
     )
     found = run("kernels", "--explain", "4,16,5632,2048", "--dispatch", str(table)).output
     assert "dequant_cublas, the table's row for M of 1 and more" in found
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+@pytest.mark.parametrize("arguments", [["tune", "--shape", "64x64"], ["bench", "kernels", "--against", "tinygemm"]])
+def test_what_needs_a_gpu_says_so(arguments):
+    result = run(*arguments)
+    assert result.exit_code == 1
+    assert "measures on a CUDA GPU" in result.output
+
+
+def test_warming_compiles_every_kernel_once(tmp_path, monkeypatch):
+    from deepinfer_lab.kernels import compiler
+    from deepinfer_lab.kernels.ops_catalogue import COMPILED
+
+    compiled = []
+    monkeypatch.setenv("DEEPINFER_CACHE", str(tmp_path))
+    monkeypatch.setattr(compiler, "compile_kernel", lambda *pair: compiled.append(pair))
+    said = run("kernels", "--warm", "--arch", "sm_86", "--arch", "sm_90").output
+    assert compiled == [(name, arch) for arch in ("sm_86", "sm_90") for name in COMPILED]
+    assert f"{len(COMPILED)} kernels for sm_86, sm_90 are in {tmp_path}" in said

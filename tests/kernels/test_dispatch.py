@@ -1,14 +1,19 @@
 """The choice of a kernel is a table that can be read, checked and replaced."""
 
 import json
+from itertools import pairwise
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from deepinfer_lab.errors import KernelError
 from deepinfer_lab.kernels import LAUNCHERS, dispatch
 from deepinfer_lab.kernels.catalogue import PRODUCTS
-from deepinfer_lab.kernels.dispatch import ARTICLE, FALLBACK, Row, choose, explain, load, validate
+from deepinfer_lab.kernels.dispatch import ARTICLE, FALLBACK, Row, choose, explain, for_shape, load, validate
+from deepinfer_lab.quant.linear import QuantLinear
+from deepinfer_lab.quant.rtn import quantise
 
 
 @pytest.mark.parametrize(
@@ -119,3 +124,107 @@ def test_an_unreadable_table_is_refused(tmp_path, write):
     path.write_text(path.read_text().replace(f'"schema_version": {dispatch.SCHEMA_VERSION}', '"schema_version": 99'))
     with pytest.raises(KernelError, match="schema_version 99"):
         load(path)
+
+
+# --- rows that name a shape ---
+
+GENERAL = (Row(4, 1, 8, "w4_gemv_batch_tile"), Row(4, 9, None, "w4_tiled_gemm"), Row(3, 1, None, FALLBACK))
+OWN = (Row(4, 2, 4, "w4_tiled_gemm_split_k", 96, 128), Row(4, 64, None, "w4_dequantise_cublas", 96, 128))
+
+
+@pytest.mark.parametrize("table", [(*GENERAL, *OWN), (*OWN, *GENERAL)], ids=["last", "first"])
+def test_a_shapes_own_rows_win_there_and_nowhere_else(table):
+    validate(table, "a table")
+    expected = {
+        1: "w4_gemv_batch_tile", 2: "w4_tiled_gemm_split_k", 4: "w4_tiled_gemm_split_k", 5: "w4_gemv_batch_tile",
+        63: "w4_tiled_gemm", 64: "w4_dequantise_cublas", 5000: "w4_dequantise_cublas",
+    }  # fmt: skip
+    kept = for_shape(4, 96, 128, table)
+    for m, name in expected.items():
+        assert choose(4, m, table=table, n=96, k=128) == choose(4, m, table=kept) == name
+        general = choose(4, m, table=GENERAL)
+        for n, k in ((128, 96), (96, 96), (None, None), (96, None)):
+            assert choose(4, m, table=table, n=n, k=k) == general
+    assert choose(3, 2, table=table, n=96, k=128) == FALLBACK
+    assert for_shape(4, 5, 5, table) == GENERAL[:2]
+    validate(kept, "what a layer keeps")
+
+
+ranges = st.lists(st.integers(1, 12), max_size=6, unique=True).map(sorted)
+names = st.sampled_from(["w4_gemv_batch_tile", "w4_tiled_gemm", "w4_dequantise_cublas", FALLBACK])
+
+
+@given(general=ranges, own=ranges, kernels=st.lists(names, min_size=20, max_size=20), open_end=st.booleans())
+def test_what_a_layer_keeps_chooses_as_the_whole_table_does(general, own, kernels, open_end):
+    borders = [1, *(m for m in general if m > 1), None]
+    table = [
+        Row(4, low, None if high is None else high - 1, kernel)
+        for (low, high), kernel in zip(pairwise(borders), kernels, strict=False)
+    ]
+    for (low, high), kernel in zip(list(pairwise(own))[::2], kernels[10:], strict=False):  # with gaps
+        table.append(Row(4, low, high - 1, kernel, 96, 128))
+    if open_end:
+        table.append(Row(4, 12, None, kernels[19], 96, 128))
+    table.append(Row(4, 1, None, FALLBACK, 128, 96))
+    validate(table, "a table")
+    kept = for_shape(4, 96, 128, table)
+    validate(kept, "what a layer keeps")
+    assert all(before.kernel != row.kernel for before, row in pairwise(kept))  # nothing that is never reached
+    for m in (*range(1, 15), 10**6):
+        assert choose(4, m, table=kept) == choose(4, m, table=table, n=96, k=128)
+
+
+def test_a_layer_keeps_of_a_table_what_is_about_it():
+    """Looked up once, when the layer is made: no product searches the rows of other shapes."""
+    table = (
+        Row(4, 1, None, "w4_tiled_gemm"), Row(4, 1, None, "w4_dequantise_cublas", 96, 40),
+        Row(3, 1, None, "w3_tiled_gemm"), Row(4, 1, 8, "w4_gemv_batch_tile", 40, 96),
+    )  # fmt: skip
+    layer = QuantLinear(quantise(torch.randn(40, 96), 4, 32), table=table)
+    assert layer._table == (Row(4, 1, 8, "w4_gemv_batch_tile"), Row(4, 9, None, "w4_tiled_gemm"))
+
+
+def test_explanations_say_that_a_row_is_about_the_shape():
+    table = (*GENERAL, *OWN)
+    assert "w4_tiled_gemm_split_k, the table's row for M from 2 to 4 of this shape" in explain(
+        4, 3, 96, 128, 32, table=table
+    )
+    assert "the table's row for M from 1 to 8:" in explain(4, 3, 96, 64, 32, table=table)
+
+
+def test_tables_with_shapes_are_read_and_so_are_those_of_version_1(write):
+    table = [*rows((4, 1, None, FALLBACK)), {**rows((4, 1, 1, "w4_gemv"))[0], "n": 96, "k": 128}]
+    assert load(write(table)) == (Row(4, 1, None, FALLBACK), Row(4, 1, 1, "w4_gemv", 96, 128))
+    path = write(rows((4, 1, None, FALLBACK)))
+    path.write_text(path.read_text().replace(f'"schema_version": {dispatch.SCHEMA_VERSION}', '"schema_version": 1'))
+    assert load(path) == (Row(4, 1, None, FALLBACK),)
+
+
+@pytest.mark.parametrize(
+    ("own", "complaint"),
+    [
+        ([Row(4, 1, 4, FALLBACK, 96, 128), Row(4, 4, None, FALLBACK, 96, 128)], "overlap"),
+        ([Row(4, 1, None, FALLBACK, 96, 128), Row(4, 9, 9, FALLBACK, 96, 128)], "overlap"),
+        ([Row(4, 1, 4, FALLBACK, 96)], "n and k must both be"),
+        ([Row(4, 1, 4, FALLBACK, None, 128)], "n and k must both be"),
+        ([Row(4, 1, 4, FALLBACK, 96, "128")], "n and k must both be"),
+        ([Row(4, 1, 4, FALLBACK, 0, 128)], "n and k must both be"),
+        ([Row(4, 0, 4, FALLBACK, 96, 128)], "m_min must be 1 or more"),
+        ([Row(4, 9, 4, FALLBACK, 96, 128)], "m_max no less"),
+        ([Row(4, 2, 4, "w4_gemv", 96, 128)], "takes M = 1 only"),
+        ([Row(4, 2, 4, "w3_gemv_grid_y", 96, 128)], "takes 3-bit weights"),
+    ],
+)
+def test_wrong_rows_of_a_shape_are_refused(own, complaint):
+    with pytest.raises(KernelError, match=complaint):
+        validate([*GENERAL, *own], "a table")
+
+
+def test_rows_of_a_shape_alone_are_no_table():
+    with pytest.raises(KernelError, match="4 bits: no row from M = 1 up"):
+        validate([Row(4, 1, None, FALLBACK, 96, 128)], "a table")
+
+
+def test_shapes_that_touch_and_bits_that_share_a_shape_do_not_overlap():
+    touching = [Row(4, 1, 4, FALLBACK, 96, 128), Row(4, 5, None, FALLBACK, 96, 128), Row(3, 1, None, FALLBACK, 96, 128)]
+    validate([*GENERAL, *touching], "a table")

@@ -4,7 +4,7 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from deepinfer_lab.errors import NotebookError, RecordError
+from deepinfer_lab.errors import KernelError, NotebookError, RecordError
 from deepinfer_lab.lab.guards import check_folder
 from deepinfer_lab.lab.publish import clean, promote, publish
 from deepinfer_lab.lab.record import Record, load
@@ -111,6 +111,28 @@ def test_promote_moves_nothing_when_one_record_is_bad(home: Path, bad: str | Non
     with pytest.raises(
         RecordError, match=r"z\.json: missing" if bad else r"a_good_one\.json: holds the record of a-card/gemm"
     ):
+        promote()
+    assert not (home / "data" / "a-card").exists()
+
+
+TABLE = '{"schema_version": 2, "rows": [{"bits": 4, "m_min": 1, "m_max": null, "kernel": "w4_tiled_gemm"}]}'
+
+
+def test_promote_moves_dispatch_tables_with_records(home: Path):
+    origin = home / "build" / "data" / "a-card"
+    a_record().save(origin / "gemm.json")
+    (origin / "dispatch.json").write_text(TABLE)
+    folder = home.resolve() / "data" / "a-card"
+    assert promote() == [folder / "gemm.json", folder / "dispatch.json"]
+    assert (folder / "dispatch.json").read_text() == TABLE
+    assert not list(origin.iterdir())
+
+
+def test_promote_moves_nothing_when_a_dispatch_table_is_bad(home: Path):
+    origin = home / "build" / "data" / "a-card"
+    a_record().save(origin / "gemm.json")
+    (origin / "dispatch.json").write_text(TABLE.replace("w4_tiled_gemm", "magic"))
+    with pytest.raises(KernelError, match=r"dispatch\.json: unknown kernel 'magic'"):
         promote()
     assert not (home / "data" / "a-card").exists()
 

@@ -6,10 +6,12 @@ import torch
 from deepinfer_lab.errors import KernelError, ModelNotFound, QuantisationError, SettingError
 from deepinfer_lab.kv.pool import KVPool
 from deepinfer_lab.model import quantised
+from deepinfer_lab.model.build import build_block
 from deepinfer_lab.model.load import load_model, open_source, pick_device
+from deepinfer_lab.model.source import product_shapes
 from deepinfer_lab.model.step_input import Span, StepInput
 from deepinfer_lab.model.synthetic import SHAPES, SyntheticSource
-from deepinfer_lab.quant.plan import plan_named
+from deepinfer_lab.quant.plan import PLANS, plan_named
 
 
 def test_synthetic():
@@ -109,3 +111,12 @@ def test_a_dispatch_table_must_serve_the_bits(tmp_path):
         load_model("synthetic:tiny", bits="w3", device="cpu", dispatch=table)
     with pytest.raises(KernelError, match=r"missing.json: not a dispatch table"):
         load_model("synthetic:tiny", device="cpu", dispatch=tmp_path / "missing.json")
+
+
+@pytest.mark.parametrize("spec", ["synthetic:tiny", "synthetic:smollm2-135m"])
+def test_the_shapes_to_tune_for_are_those_of_the_built_products(spec):
+    source = open_source(spec)
+    block = build_block(source, PLANS["w4"], 0, group=32, device=torch.device("cpu"), dtype=torch.float32)
+    built = [(layer.n, layer.k) for layer in (block.qkv, block.o, block.gate_up, block.down)]
+    assert product_shapes(source.config) == tuple(dict.fromkeys(built))
+    assert len(product_shapes(open_source("synthetic:qwen2.5-7b").config)) == 4

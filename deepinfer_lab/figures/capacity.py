@@ -4,7 +4,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from deepinfer_lab.figures.itl import LOOKS
-from deepinfer_lab.figures.style import PALETTE, label, log_axis
+from deepinfer_lab.figures.style import PALETTE, label
 
 LOOPS = {"closed": ("-", 1.8), "poisson": ("--", 1.6), "bursty": (":", 1.8)}  # line and width
 
@@ -23,15 +23,12 @@ def draw_in_system(axes: Axes, table: pd.DataFrame, title: str) -> None:
     label(axes, title, "time (s)", "requests in the system")
 
 
-def draw_load(
-    axes: Axes, table: pd.DataFrame, x: str, y: str, title: str, x_unit: str, y_unit: str, *, log: bool
-) -> None:
+def draw_load(axes: Axes, table: pd.DataFrame, x: str, y: str, title: str, x_unit: str, y_unit: str) -> None:
     """One quantity against another, a colour a policy and a line style a loop.
 
     Args:
-        table: columns policy, loop (one of `LOOPS`), `x` and `y`; points of a line in their order. Where several loops of one
-            policy are drawn, the label says which.
-        log: y on a logarithmic scale.
+        table: columns policy, loop (one of `LOOPS`), `x` and `y`; points of a line in their order. Where several loops are
+            drawn, labels say which.
     """
     several = table["loop"].nunique() > 1
     for (policy, loop), its in table.groupby(["policy", "loop"], sort=False):
@@ -39,8 +36,5 @@ def draw_load(
         line, width = LOOPS[loop]
         name = f"{policy}, {loop}" if several else policy
         axes.plot(its[x], its[y], line, color=colour, linewidth=width, marker=marker, markersize=6, label=name)
-    if log:
-        log_axis(axes.yaxis)
-    else:
-        axes.set_ylim(0)
+    axes.set_ylim(0)
     label(axes, title, x_unit, y_unit)

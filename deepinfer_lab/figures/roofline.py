@@ -24,13 +24,14 @@ def draw_points(axes: Axes, table: pd.DataFrame, title: str) -> None:
 
     Args:
         table: columns series, name, intensity (FLOPs a byte), tflops; series in the order of their first rows. A series is
-            joined by a thin line.
+            joined by a thin line where its names are numbers.
     """
     for number, (series, points) in enumerate(table.groupby("series", sort=False)):
-        colour = PALETTE[number % len(PALETTE)]
+        colour, marker = PALETTE[number % len(PALETTE)], MARKERS[number % len(MARKERS)]
+        line = "none" if any(isinstance(name, str) for name in points["name"]) else "-"
         axes.plot(
-            points["intensity"], points["tflops"], MARKERS[number % len(MARKERS)] + "-", color=colour, linewidth=0.8,
-            markersize=7, label=series,
+            points["intensity"], points["tflops"], marker, linestyle=line, color=colour, linewidth=0.8, markersize=7,
+            label=series,
         )  # fmt: skip
         for point in points.itertuples():
             axes.annotate(
@@ -72,8 +73,9 @@ def draw_parts(
     if form is not None:
         for at, end in zip(y, left, strict=True):
             axes.annotate(
-                form.format(end), (end, at), xytext=(4, 0), textcoords="offset points", va="center", fontsize=9
-            )
+                form.format(end), (end, at), xytext=(4, 0), textcoords="offset points", va="center", fontsize=9,
+                bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5},
+            )  # fmt: skip
         axes.set_xlim(0, max(left) * 1.12)
     if limit is not None:
         axes.axvline(limit[0], color="black", linestyle="--", linewidth=1.4, label=limit[1])

@@ -1,5 +1,6 @@
-"""The experiment of notebook 07: what a machine can do, what it serves at fixed concurrency and at fixed rates, and what fits."""
+"""The experiment of notebook 07: what a machine can do, what it serves in closed loops and in open ones, and what fits."""
 
+import gc
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -10,6 +11,7 @@ from deepinfer_lab.engine.config import EngineConfig
 from deepinfer_lab.engine.engine import Engine
 from deepinfer_lab.engine.event import Event, StepEvent
 from deepinfer_lab.engine.sampling import SamplingParams
+from deepinfer_lab.errors import EngineClosed, RequestFailed
 from deepinfer_lab.lab.experiment import Experiment
 from deepinfer_lab.lab.overlap_cells import Setting, load_for, random_prompts
 from deepinfer_lab.metrics.bandwidth import matrix_rate, read_bandwidth
@@ -116,10 +118,19 @@ def budget_row(case: dict[str, Any], cap_mib: int, seed: int) -> dict[str, Any]:
     The cap holds for all of torch's memory: weights, KV, graphs, workspaces. CUDA's own context and the code of kernels lie
     beside it. KV gets what loading left, less the reserve. Kernels are the article's, of which none unpacks a whole weight.
     """
+    gc.collect()  # engines that are gone
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     total = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
-    row = {"row": "budget", "cap_mib": cap_mib, **case, "reached": "nothing", "kv_mib": None, "kv_pool_tokens": None}
+    row = {
+        "row": "budget",
+        "cap_mib": cap_mib,
+        **case,
+        "reached": "nothing",
+        "reason": None,
+        "kv_mib": None,
+        "kv_pool_tokens": None,
+    }
     torch.cuda.set_per_process_memory_fraction(cap_mib * MIB / total)
     try:
         model = load_model(case["model"], bits=case["bits"], group=case["group"])
@@ -136,8 +147,8 @@ def budget_row(case: dict[str, Any], cap_mib: int, seed: int) -> dict[str, Any]:
                 params = SamplingParams(max_tokens=case["new_tokens"], ignore_eos=True)
                 traces = closed_loop(engine, prompts, params, case["clients"], "budget")
             row |= {"reached": "served", **request_columns(traces, [])}
-    except torch.cuda.OutOfMemoryError:
-        pass  # `reached` says what it had come to
+    except (torch.cuda.OutOfMemoryError, EngineClosed, RequestFailed) as error:
+        row["reason"] = f"{type(error).__name__}: {error}".splitlines()[0]
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
     free, _ = torch.cuda.mem_get_info()
@@ -172,12 +183,12 @@ CAPACITY = Experiment(
         "cuda": {
             "model": "synthetic:qwen2.5-3b", "bits": "w4", "group": 128, "policies": ["serial", "priority", "mixed"],
             "chunk": 512, "prompt_tokens": 512, "new_tokens": 64, "clients": [1, 16, 64], "requests_per_client": 2,
-            "open": OPEN, "requests": 64,
+            "open": OPEN, "requests": 80,
         },
         "cpu": {  # so small a model that what is measured is the scheduler
             "model": "synthetic:tiny", "bits": "w4", "group": 32, "policies": ["serial", "mixed"], "chunk": 64,
             "prompt_tokens": 192, "new_tokens": 24, "clients": [1, 4, 16], "requests_per_client": 4,
-            "open": OPEN, "requests": 64,
+            "open": OPEN, "requests": 192,
         },
         "cap_mib": 4096,  # the article's card
         "budgets": [

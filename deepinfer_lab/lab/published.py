@@ -10,6 +10,7 @@ from deepinfer_lab.errors import RecordError
 from deepinfer_lab.lab import project
 
 FILE = "deepinfer_sm86_part7.json"
+DATA_SHEETS = "data_sheets.json"
 KEYS = frozenset({"section", "title", "hardware", "method", "rows", "notes"})
 
 
@@ -53,3 +54,16 @@ def table(section: str) -> pd.DataFrame:
     frame = pd.DataFrame(entry["rows"])
     frame.attrs.update({key: entry[key] for key in ("section", "title", "hardware", "method", "notes")})
     return frame
+
+
+def data_sheets() -> dict[str, dict[str, Any]]:
+    """What makers print of their cards, by record folder: bytes_per_s, flops_per_s, memory_bytes and source.
+
+    Raises:
+        RecordError: the file is missing or malformed.
+    """
+    path = project.data() / "published" / DATA_SHEETS
+    try:
+        return {entry["card"]: entry for entry in json.loads(path.read_text(encoding="utf-8"))["cards"]}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise RecordError(f"{path}: not a list of cards: {type(error).__name__}: {error}") from error

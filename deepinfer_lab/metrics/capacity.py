@@ -46,13 +46,15 @@ class Little:
 
 
 def in_system(sent: Sequence[float], ended: Sequence[float]) -> tuple[np.ndarray, np.ndarray]:
-    """How many requests are in the system, as a step function: times, nondecreasing, and the count from each on."""
+    """How many requests are in the system, as a step function: times, increasing, and the count from each on."""
     times = np.concatenate([sent, ended])
     change = np.repeat([1, -1], [len(sent), len(ended)])
-    order = np.lexsort(
-        [change, times]
-    )  # at one time, ends first, as in a closed loop; a request takes some time itself
-    return times[order], change[order].cumsum()
+    order = np.argsort(times)
+    times, count = times[order], change[order].cumsum()
+    last = np.append(
+        np.diff(times) > 0, True
+    )  # of those at one time: a client whose request ends sends the next at once
+    return times[last], count[last]
 
 
 def little(sent: Sequence[float], ended: Sequence[float]) -> Little:

@@ -35,8 +35,8 @@ def test_little_holds_for_any_requests(requests):
 
 def test_counts_over_time():
     times, count = in_system([0, 1, 3], [2, 3, 4])
-    assert times.tolist() == [0, 1, 2, 3, 3, 4]
-    assert count.tolist() == [1, 2, 1, 0, 1, 0]  # at 3, one goes before the other comes
+    assert times.tolist() == [0, 1, 2, 3, 4]
+    assert count.tolist() == [1, 2, 1, 1, 0]  # at 3, one goes and another comes
     assert little([0, 1, 3], [2, 3, 4]).mean_in_system == pytest.approx((1 + 2 + 1 + 1) / 4)
 
 

@@ -170,7 +170,7 @@ def _since(steps: Sequence[StepEvent], origin: float) -> list[StepEvent]:
     return [step._replace(started=step.started - origin, finished=step.finished - origin) for step in list(steps)]
 
 
-OPEN = [{"loop": "poisson", "cv": 1.0, "parts": [0.5, 0.8, 1.2]}, {"loop": "bursty", "cv": 3.0, "parts": [0.8]}]
+OPEN = [{"loop": "poisson", "cv": 1.0, "parts": [0.5, 0.9, 1.5]}, {"loop": "bursty", "cv": 3.0, "parts": [0.5]}]
 BUDGET = {
     "group": 128, "policy": "serial", "chunk": 256, "clients": 4, "prompt_tokens": 256, "new_tokens": 32,
     "reserve_mib": 256,
@@ -187,7 +187,7 @@ CAPACITY = Experiment(
         },
         "cpu": {  # so small a model that what is measured is the scheduler
             "model": "synthetic:tiny", "bits": "w4", "group": 32, "policies": ["serial", "mixed"], "chunk": 64,
-            "prompt_tokens": 192, "new_tokens": 24, "clients": [1, 4, 16], "requests_per_client": 4,
+            "prompt_tokens": 192, "new_tokens": 24, "clients": [1, 4, 16], "requests_per_client": 12,
             "open": OPEN, "requests": 192,
         },
         "cap_mib": 4096,  # the article's card

@@ -19,7 +19,7 @@ def draw_in_system(axes: Axes, table: pd.DataFrame, title: str) -> None:
         axes.step(its["at_s"], its["count"], where="post", color=PALETTE[number], label=series, linewidth=1.4)
     axes.set_ylim(0)
     axes.margins(x=0.01)
-    axes.legend(fontsize=9)
+    axes.legend(fontsize=9, loc="upper left", bbox_to_anchor=(1, 1))
     label(axes, title, "time (s)", "requests in the system")
 
 

@@ -182,8 +182,8 @@ CAPACITY = Experiment(
     defaults={
         "cuda": {
             "model": "synthetic:qwen2.5-3b", "bits": "w4", "group": 128, "policies": ["serial", "priority", "mixed"],
-            "chunk": 512, "prompt_tokens": 512, "new_tokens": 64, "clients": [1, 16, 64], "requests_per_client": 2,
-            "open": OPEN, "requests": 80,
+            "chunk": 512, "prompt_tokens": 512, "new_tokens": 32, "clients": [1, 16, 64], "requests_per_client": 2,
+            "open": OPEN, "requests": 64,
         },
         "cpu": {  # so small a model that what is measured is the scheduler
             "model": "synthetic:tiny", "bits": "w4", "group": 32, "policies": ["serial", "mixed"], "chunk": 64,

@@ -19,9 +19,9 @@ from deepinfer_lab.lab.record import Record
 Kind = Literal["setting", "number", "word", "nothing"]
 Settings = tuple[tuple[str, Any], ...]  # column and value, in the order of columns
 
-SETTINGS = frozenset({"itl_target_ms"})
-NUMBERS = frozenset({"errors", "same_beginning_tokens"})
-WORDS = frozenset({"text", "continuation", "sample", "reason", "error", "correct"})
+SETTINGS = frozenset({"itl_target_ms", "part", "cv"})
+NUMBERS = frozenset({"errors", "same_beginning_tokens", "kv_mib", "kv_pool_tokens"})
+WORDS = frozenset({"text", "continuation", "sample", "reached", "reason", "error", "correct"})
 NOTHING = frozenset({"request", "requests", "device", "threads", "floor_us", "reader_times_ms"})
 
 

@@ -1,6 +1,7 @@
 """All experiments, by name."""
 
 from deepinfer_lab.lab.batch_invariance import BATCH_INVARIANCE
+from deepinfer_lab.lab.capacity_experiments import CAPACITY
 from deepinfer_lab.lab.experiment import Experiment
 from deepinfer_lab.lab.first_model import FEW_BITS, SERVE_REAL_MODEL
 from deepinfer_lab.lab.ghost_reply import GHOST_REPLY
@@ -33,5 +34,6 @@ EXPERIMENTS: dict[str, Experiment] = {
         CPU_GPU_GAP,
         OVERLAP_PROOF,
         BATCH_INVARIANCE,
+        CAPACITY,
     )
 }

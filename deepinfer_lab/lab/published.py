@@ -13,6 +13,7 @@ from deepinfer_lab.lab import project
 FILE = "deepinfer_sm86_part7.json"
 PEERS_FILE = "peers_h200_gemm.json"
 PEERS_DEVICE, PEERS_GROUP = "nvidia-h200", 128  # the slug of the card, and the weights that share a scale
+DATA_SHEETS = "data_sheets.json"
 KEYS = frozenset({"section", "title", "hardware", "method", "rows", "notes"})
 
 
@@ -67,3 +68,16 @@ def best_peers() -> dict[tuple[int, int, int, int], tuple[float, str]]:
     """
     found = table("gemm", PEERS_FILE).query("bits != 16").sort_values("time_us", ascending=False)
     return {(row.bits, row.m, row.n, row.k): (row.time_us, row.peer) for row in found.itertuples()}
+
+
+def data_sheets() -> dict[str, dict[str, Any]]:
+    """What makers print of their cards, by record folder: bytes_per_s, flops_per_s, memory_bytes and source.
+
+    Raises:
+        RecordError: the file is missing or malformed.
+    """
+    path = project.data() / "published" / DATA_SHEETS
+    try:
+        return {entry["card"]: entry for entry in json.loads(path.read_text(encoding="utf-8"))["cards"]}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise RecordError(f"{path}: not a list of cards: {type(error).__name__}: {error}") from error

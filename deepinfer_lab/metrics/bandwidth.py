@@ -1,6 +1,7 @@
-"""How fast this machine reads memory: the roofline under every decode step."""
+"""How fast this machine reads memory and multiplies matrices: the two lines of a roofline."""
 
 import time
+from collections.abc import Callable
 
 import torch
 
@@ -16,22 +17,29 @@ def read_bandwidth(device: torch.device, nbytes: int = 256 << 20, repeats: int =
     if device.type == "cuda":
         nbytes = max(nbytes, 2 << 30)
     buffer = torch.ones(nbytes // 4, device=device)
-    best = float("inf")
-    for _ in range(repeats + 1):  # the first touches the pages
-        best = min(best, _cuda_seconds(buffer) if device.type == "cuda" else _host_seconds(buffer))
-    return nbytes / best
+    return nbytes / min(_seconds(buffer.sum, device) for _ in range(repeats + 1))  # the first touches the pages
 
 
-def _host_seconds(buffer: torch.Tensor) -> float:
-    started = time.perf_counter()
-    buffer.sum()
-    return time.perf_counter() - started
+def matrix_rate(device: torch.device, dtype: torch.dtype, size: int | None = None, repeats: int = 9) -> float:
+    """Measured FLOPs per second of a square matrix product, a multiply-add being two: the best of several, as above.
+
+    Args:
+        size: of both matrices, 8192 on a GPU and 1024 on a CPU. Values are random: with zeros a GPU would draw less power and
+            clock higher.
+    """
+    size = size or (8192 if device.type == "cuda" else 1024)
+    a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
+    return 2 * size**3 / min(_seconds(lambda: a @ b, device) for _ in range(repeats + 1))
 
 
-def _cuda_seconds(buffer: torch.Tensor) -> float:
+def _seconds(work: Callable[[], object], device: torch.device) -> float:
+    if device.type != "cuda":
+        started = time.perf_counter()
+        work()
+        return time.perf_counter() - started
     start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     start.record()
-    buffer.sum()
+    work()
     end.record()
     end.synchronize()
     return start.elapsed_time(end) / 1e3

@@ -22,11 +22,15 @@ cpu: str = "cpu-amd-epyc-2-cores"  # whose records of CPU experiments are read, 
 
 # %%
 from math import log
+from statistics import median
 
 from deepinfer_lab.lab import experiment, project, record
 from deepinfer_lab.lab.kernel_cells import summary
 from deepinfer_lab.lab.serving import trace_of
+from deepinfer_lab.metrics.footprint import footprint
 from deepinfer_lab.metrics.latency import summarise
+from deepinfer_lab.model.synthetic import SHAPES
+from deepinfer_lab.quant.plan import PLANS
 
 ON_GPU = ["tiled_gemm", "w3_batch_tile", "overlap_sweep", "overlap_ablation", "long_insertion"]
 ON_CPU = ["serve_real_model", "few_bits", "quantisation_quality", "ghost_reply"]
@@ -122,6 +126,22 @@ dense = quality.loc[quality["method"].isna(), "perplexity"].iloc[0]
 w3 = quality[(quality["bits"] == "w3") & (quality["group"] == 64)].set_index("method")["perplexity"] / dense
 print(f"In 3 bits, rounding to nearest multiplies perplexity by {w3['rtn']:.2f}, GPTQ by {w3['gptq']:.2f}:")
 print(f"{1 - log(w3['gptq']) / log(w3['rtn']):.0%} of the loss was the rounding's.")
+
+# %% [markdown]
+# ## [07 · Roofline and capacity](07_roofline_and_capacity.ipynb)
+#
+# How fast could a model run on this card, by arithmetic and memory alone? What does a client get, where does the rest go, and
+# what fits into the 4 GiB of the article's card?
+
+# %%
+alone = records["overlap_sweep"].frame().query("protocol == 'modern' and concurrency == 1 and policy == 'priority'")
+step_ms = median(alone["itl_ms"].iloc[0])
+sizes = {bits: footprint(SHAPES["qwen2.5-7b"], PLANS["mixed"], group=128, head_bits=bits) for bits in (None, 4)}
+shares = {bits: f"{size.weights / 2**30:.2f} GiB" for bits, size in sizes.items()}
+print(
+    f"One client of the 3B model waits {step_ms:.2f} ms for a token; the notebook says how little of that is memory's."
+)
+print(f"The 7B model in 3 and 4 bits takes {shares[None]}; with its output head in 4 bits, {shares[4]}.")
 
 # %% [markdown]
 # ## [08 · The ghost reply](08_ghost_reply.ipynb)

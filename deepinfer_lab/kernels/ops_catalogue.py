@@ -9,6 +9,7 @@ from types import MappingProxyType
 from deepinfer_lab.kernels.catalogue import KERNELS, SOURCES, Kernel
 
 HEAD_DIMS = (64, 80, 96, 128)  # that paged attention is compiled for
+MMA_ROWS, MMA_WARPS = (8, 16, 32), (8, 16)  # activation rows and warps of a block, on tensor cores
 MIN_CAPABILITY = (8, 0)  # of a device for these kernels: cuda/mma.cuh
 
 
@@ -33,6 +34,20 @@ def _decode_ops() -> tuple[Op, ...]:
     )
 
 
+def _mma_ops() -> tuple[Op, ...]:
+    kinds = (
+        ("w4_mma", "4-bit weights in tiles"),
+        ("w4_mma_stored", "4-bit weights as stored"),
+        ("w3_mma_stored", "3-bit weights as stored"),
+    )
+    return tuple(
+        Op(f"{name}_{rows}_{warps}", 32 * warps, f"up to {rows} rows times {weights}")
+        for name, weights in kinds
+        for rows in MMA_ROWS
+        for warps in MMA_WARPS
+    )
+
+
 OPS = MappingProxyType(
     {
         op.name: op
@@ -47,6 +62,7 @@ OPS = MappingProxyType(
             Op("spin", 1024, "occupies multiprocessors for a time, and says which"),
             Op("w4_dequantise", 256, "4-bit weights to dense fp16"),
             Op("w3_dequantise", 256, "3-bit weights to dense fp16"),
+            *_mma_ops(),
         )
     }
 )

@@ -5,8 +5,9 @@ from collections.abc import Sequence
 import torch
 from torch.nn import functional
 
-from deepinfer_lab.kernels import LAUNCHERS, dispatch
+from deepinfer_lab.kernels import LAUNCHERS, TILED_LAUNCHERS, dispatch
 from deepinfer_lab.quant.layout import PackedWeight
+from deepinfer_lab.quant.tiles import to_tiles
 
 DEQUANT_ROWS = 4096  # rows of a weight that `dequant_cublas` holds densely at a time
 
@@ -69,6 +70,8 @@ class QuantLinear:
     weight is dequantised once and the dense copy kept: the article's fallback for machines without CUDA. Nothing on that
     path touches CuPy.
 
+    Where the table names a kernel that takes tiles, the weight is held twice: kernels for many rows read it as it is stored.
+
     Args:
         table: which kernel takes how many rows.
 
@@ -87,8 +90,9 @@ class QuantLinear:
         self.n, self.k = weight.n, weight.k
         self.bias = bias
         self.weight = weight
-        self.nbytes = weight.nbytes
         on_cpu = weight.packed.device.type == "cpu"
+        self._tiled = to_tiles(weight) if not on_cpu and dispatch.needs_tiles(weight.bits, table) else None
+        self.nbytes = weight.nbytes + (0 if self._tiled is None else self._tiled.nbytes)
         self._dense = DenseLinear(weight.dequantise(torch.float32), bias) if on_cpu else None
         self.read_bytes = weight.nbytes if self._dense is None else self._dense.read_bytes
 
@@ -100,6 +104,9 @@ class QuantLinear:
         name = dispatch.choose(weight.bits, x.shape[0], dtype=x.dtype, device_type=x.device.type, table=self._table)
         if name == dispatch.FALLBACK:
             return dequant_cublas(x, weight, self.bias)
+        if name in TILED_LAUNCHERS:
+            tiled = self._tiled
+            return TILED_LAUNCHERS[name](x, tiled.tiles, tiled.scales, tiled.n, tiled.group, self.bias)
         return LAUNCHERS[name](x, weight.packed, weight.scales, weight.group, self.bias)
 
 

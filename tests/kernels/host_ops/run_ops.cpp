@@ -17,6 +17,24 @@
 #include "rope_write_f16.cu"
 #include "rope_write_i8.cu"
 #include "merge_attention.cu"
+#include "w4_mma_8_8.cu"
+#include "w4_mma_8_16.cu"
+#include "w4_mma_16_8.cu"
+#include "w4_mma_16_16.cu"
+#include "w4_mma_32_8.cu"
+#include "w4_mma_32_16.cu"
+#include "w4_mma_stored_8_8.cu"
+#include "w4_mma_stored_8_16.cu"
+#include "w4_mma_stored_16_8.cu"
+#include "w4_mma_stored_16_16.cu"
+#include "w4_mma_stored_32_8.cu"
+#include "w4_mma_stored_32_16.cu"
+#include "w3_mma_stored_8_8.cu"
+#include "w3_mma_stored_8_16.cu"
+#include "w3_mma_stored_16_8.cu"
+#include "w3_mma_stored_16_16.cu"
+#include "w3_mma_stored_32_8.cu"
+#include "w3_mma_stored_32_16.cu"
 
 struct Buffer {
     long long bytes = -1;
@@ -49,6 +67,9 @@ int main() {
             kernel(b[0], b[1], b[2], b[3], b[4], b[5], b[6], b[7], b[8], b[9], b[10], b[11], n[0], n[1], n[2], n[3], n[4],
                    n[5]);
         };
+        const auto product = [&](auto kernel) {
+            kernel(b[0], b[1], b[2], b[3], b[4], n[0], n[1], n[2], n[3]);
+        };
         launch({h[1], h[2]}, h[3], [&] {
             switch (h[0]) {
                 case 8: paged_combine(b[0], b[1], b[2], b[3], n[0], n[1], n[2], n[3]); break;
@@ -57,6 +78,24 @@ int main() {
                 case 11: rope(rope_write_i8); break;
                 case 12: silu_mul(b[0], b[1], n[0]); break;
                 case 13: merge_attention(b[0], b[1], b[2], b[3], b[4], n[0], n[1], n[2], n[3]); break;
+                case 17: product(w4_mma_8_8); break;
+                case 18: product(w4_mma_8_16); break;
+                case 19: product(w4_mma_16_8); break;
+                case 20: product(w4_mma_16_16); break;
+                case 21: product(w4_mma_32_8); break;
+                case 22: product(w4_mma_32_16); break;
+                case 23: product(w4_mma_stored_8_8); break;
+                case 24: product(w4_mma_stored_8_16); break;
+                case 25: product(w4_mma_stored_16_8); break;
+                case 26: product(w4_mma_stored_16_16); break;
+                case 27: product(w4_mma_stored_32_8); break;
+                case 28: product(w4_mma_stored_32_16); break;
+                case 29: product(w3_mma_stored_8_8); break;
+                case 30: product(w3_mma_stored_8_16); break;
+                case 31: product(w3_mma_stored_16_8); break;
+                case 32: product(w3_mma_stored_16_16); break;
+                case 33: product(w3_mma_stored_32_8); break;
+                case 34: product(w3_mma_stored_32_16); break;
                 default: decode[h[0]](b[0], b[1], b[2], b[3], b[4], b[5], b[6], b[7], b[8], b[9], n[0], n[1], n[2],
                                       static_cast<unsigned>(f[3]), n[4], n[5], n[6], f[7]);
             }

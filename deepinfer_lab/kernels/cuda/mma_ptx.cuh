@@ -24,3 +24,8 @@ __device__ __forceinline__ uint4 load_once(const uint4* from) {
                  : "l"(from));
     return v;
 }
+__device__ __forceinline__ uint2 load_once(const uint2* from) {
+    uint2 v;
+    asm volatile("ld.global.nc.L1::no_allocate.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(from));
+    return v;
+}

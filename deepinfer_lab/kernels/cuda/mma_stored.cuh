@@ -1,7 +1,7 @@
 // A few activation rows times a weight as it is stored (quant/layout.py): mma_small.cuh without the re-packing, for both layouts.
 //
-// A unit is 16 outputs by one group of K. Lane 4g + t has outputs g and g + 8, and of the group the k from t * GROUP / 4 on: a run
-// of consecutive bytes, and of consecutive activations. It goes eight values, a piece, at a time. A piece of all lanes together
+// A unit is 16 outputs by SPAN of K, a group or half of one. Lane 4g + t has outputs g and g + 8, and of the unit the k from
+// t * SPAN / 4 on: a run of consecutive bytes, and of consecutive activations. It goes eight values, a piece, at a time. A piece of all lanes together
 // is two products of 16 k: values 0 and 4 are neighbours in the first, then 1 and 5; 2 and 6 in the second, then 3 and 7. The
 // reason for this order is that W4 has these pairs 16 bits apart, so that both become fp16 in one instruction, and W3 nearly.
 //
@@ -9,23 +9,23 @@
 #pragma once
 #include "mma_small.cuh"
 
-// One lane's values of a group and an output: BITS * GROUP / 32 bytes in as few loads as their alignment allows.
-template <int BITS, int GROUP>
+// One lane's values of a unit and an output: BITS * SPAN / 32 bytes in as few loads as their alignment allows.
+template <int BITS, int SPAN>
 struct Run {
-    unsigned word[(BITS * GROUP + 127) / 128];
+    unsigned word[(BITS * SPAN + 127) / 128];
 
     __device__ __forceinline__ void load(const unsigned char* __restrict__ from) {
         const unsigned* words = reinterpret_cast<const unsigned*>(from);
         const unsigned short* halves = reinterpret_cast<const unsigned short*>(from);
-        if constexpr (BITS == 4 && GROUP == 128) {
+        if constexpr (BITS == 4 && SPAN == 128) {
             const uint4 v = load_once(reinterpret_cast<const uint4*>(from));
             word[0] = v.x, word[1] = v.y, word[2] = v.z, word[3] = v.w;
-        } else if constexpr (BITS == 4 && GROUP == 64) {
-            const uint2 v = *reinterpret_cast<const uint2*>(from);
+        } else if constexpr (BITS == 4 && SPAN == 64) {
+            const uint2 v = load_once(reinterpret_cast<const uint2*>(from));
             word[0] = v.x, word[1] = v.y;
-        } else if constexpr (BITS == 3 && GROUP == 128) {
+        } else if constexpr (BITS == 3 && SPAN == 128) {
             word[0] = words[0], word[1] = words[1], word[2] = words[2];
-        } else if constexpr (BITS == 3 && GROUP == 64) {
+        } else if constexpr (BITS == 3 && SPAN == 64) {
             word[0] = halves[0] | static_cast<unsigned>(halves[1]) << 16, word[1] = halves[2];
         } else {
             word[0] = load_unit<BITS>(from, 0);
@@ -59,29 +59,29 @@ __device__ __forceinline__ unsigned decode_pair(unsigned piece, int i) {
 }
 
 // One warp's part of the sums, as mma_small_warp. AHEAD: pieces whose activations are on their way.
-template <int BITS, int TILES, int AHEAD, int GROUP, int WARPS>
+template <int BITS, int TILES, int AHEAD, int SPAN, int GROUP, int WARPS>
 __device__ __forceinline__ void mma_stored_warp(const half_t* __restrict__ x, const unsigned char* __restrict__ packed,
                                                 const half_t* __restrict__ scales, float (&sum)[TILES][4], int m, int n, int k) {
-    constexpr int PIECES = GROUP / 32, DEPTH = GROUP == 128 ? 2 : 4;  // units whose weights are on their way
-    constexpr int STEP_BYTES = WARPS * GROUP * BITS / 8;
-    static_assert(DEPTH * PIECES % AHEAD == 0, "whole rings");
+    constexpr int PIECES = SPAN / 32, DEPTH = SPAN == 128 ? 2 : 4;  // units whose weights are on their way
+    constexpr int STEP_BYTES = WARPS * SPAN * BITS / 8, STEP_SCALES = WARPS * SPAN / GROUP;
+    static_assert(DEPTH * PIECES % AHEAD == 0 && WARPS * SPAN % GROUP == 0 && GROUP % SPAN == 0, "whole rings and groups");
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
-    const int units = k / GROUP, first_row = blockIdx.x * MMA_ROWS * TILES, first_output = blockIdx.y * MMA_N;
+    const int units = k / SPAN, first_row = blockIdx.x * MMA_ROWS * TILES, first_output = blockIdx.y * MMA_N;
     const unsigned char* weight[2];  // where the warp's next unit begins. A step from there is WARPS units
     const half_t *scale_of[2], *row[TILES];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
         const size_t output = min(first_output + g + 8 * r, n - 1);
-        weight[r] = packed + output * (k / 8 * BITS) + (warp * 4 + t) * (GROUP / 32 * BITS);
-        scale_of[r] = scales + output * units + warp;
+        weight[r] = packed + output * (k / 8 * BITS) + (warp * 4 + t) * (SPAN / 32 * BITS);
+        scale_of[r] = scales + output * (k / GROUP) + warp * SPAN / GROUP;
     }
 #pragma unroll
     for (int i = 0; i < TILES; ++i) {
-        row[i] = x + static_cast<size_t>(min(first_row + MMA_ROWS * i + g, m - 1)) * k + (warp * 4 + t) * (GROUP / 4);
+        row[i] = x + static_cast<size_t>(min(first_row + MMA_ROWS * i + g, m - 1)) * k + (warp * 4 + t) * (SPAN / 4);
     }
 
     int next = warp;
-    Run<BITS, GROUP> weights[DEPTH][2];
+    Run<BITS, SPAN> weights[DEPTH][2];
     half_t scale[DEPTH][2];
     uint4 rows[AHEAD][TILES];
     const auto fetch_weights = [&](int step) {
@@ -89,7 +89,7 @@ __device__ __forceinline__ void mma_stored_warp(const half_t* __restrict__ x, co
 #pragma unroll
         for (int r = 0; r < 2; ++r) weights[step % DEPTH][r].load(weight[r] + step * STEP_BYTES);
 #pragma unroll
-        for (int r = 0; r < 2; ++r) scale[step % DEPTH][r] = scale_of[r][step * WARPS];
+        for (int r = 0; r < 2; ++r) scale[step % DEPTH][r] = scale_of[r][step * STEP_SCALES];
     };
     const auto fetch_rows = [&](int piece) {  // counted through all the warp's units
         const int step = piece / PIECES;
@@ -97,7 +97,7 @@ __device__ __forceinline__ void mma_stored_warp(const half_t* __restrict__ x, co
 #pragma unroll
         for (int i = 0; i < TILES; ++i) {
             rows[piece % AHEAD][i] =
-                *reinterpret_cast<const uint4*>(row[i] + step * WARPS * GROUP + piece % PIECES * UNIT);
+                *reinterpret_cast<const uint4*>(row[i] + step * WARPS * SPAN + piece % PIECES * UNIT);
         }
     };
 
@@ -131,9 +131,9 @@ __device__ __forceinline__ void mma_stored_warp(const half_t* __restrict__ x, co
         }
         next += DEPTH * WARPS;
 #pragma unroll
-        for (int r = 0; r < 2; ++r) weight[r] += DEPTH * STEP_BYTES, scale_of[r] += DEPTH * WARPS;
+        for (int r = 0; r < 2; ++r) weight[r] += DEPTH * STEP_BYTES, scale_of[r] += DEPTH * STEP_SCALES;
 #pragma unroll
-        for (int i = 0; i < TILES; ++i) row[i] += DEPTH * WARPS * GROUP;
+        for (int i = 0; i < TILES; ++i) row[i] += DEPTH * WARPS * SPAN;
     }
 }
 
@@ -142,8 +142,11 @@ __device__ __forceinline__ void mma_stored(const half_t* __restrict__ x, const u
                                            const half_t* __restrict__ scales, const half_t* __restrict__ bias,
                                            half_t* __restrict__ out, int m, int n, int k, int group) {
     float sum[TILES][4] = {};
-    if (group == 128) mma_stored_warp<BITS, TILES, AHEAD, 128, WARPS>(x, packed, scales, sum, m, n, k);
-    if (group == 64) mma_stored_warp<BITS, TILES, AHEAD, 64, WARPS>(x, packed, scales, sum, m, n, k);
-    if (group == 32) mma_stored_warp<BITS, TILES, AHEAD, 32, WARPS>(x, packed, scales, sum, m, n, k);
+    // The four lanes of a row read activations SPAN / 2 bytes apart: at 64 bytes, half of them wait for the same banks. A run of
+    // W3 has no use for less: its loads would be of two bytes.
+    constexpr int SPAN = BITS == 4 ? 64 : 128;
+    if (group == 128) mma_stored_warp<BITS, TILES, AHEAD, SPAN, 128, WARPS>(x, packed, scales, sum, m, n, k);
+    if (group == 64) mma_stored_warp<BITS, TILES, AHEAD, 64, 64, WARPS>(x, packed, scales, sum, m, n, k);
+    if (group == 32) mma_stored_warp<BITS, TILES, AHEAD, 32, 32, WARPS>(x, packed, scales, sum, m, n, k);
     add_warps<TILES, WARPS>(sum, bias, out, m, n);
 }

@@ -8,3 +8,4 @@ inline unsigned fma_pair(unsigned a, unsigned b, unsigned c) {  // a double hold
     return half_pair(one(0), one(1));
 }
 inline uint4 load_once(const uint4* from) { return *from; }
+inline uint2 load_once(const uint2* from) { return *from; }

@@ -68,7 +68,7 @@ def w4_mma_small(
     expect(name, "out", out, torch.float16, (m, n), x.device)
 
     rows = next((rows for rows in MMA_ROWS if m <= rows), MMA_ROWS[-1])
-    op = OPS[f"w4_mma_{rows}_{warps_for(rows, count, multiprocessors(x.device))}"]
+    op = OPS[f"w4_mma_{rows}_{warps_for(rows, count, multiprocessors(x.device.index))}"]
     # Blocks that read the same weights follow one another: the second finds them in the L2.
     launch_op(op, (-(-m // rows), count), (x, tiles, scales, bias, out), m, n, k, group)
     return out

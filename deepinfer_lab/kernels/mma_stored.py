@@ -44,7 +44,7 @@ def _multiply(name: str, operands: Operands) -> torch.Tensor:
     require(address % 16 == 0, f"{name}: packed starts at address {address:#x}, must be 16-byte aligned")
     require(o.n <= MAX_GRID_Y * block_n, f"{name}: N = {o.n}, must be 1 to {MAX_GRID_Y * block_n}")
     rows, blocks = next((rows for rows in MMA_ROWS if o.m <= rows), MMA_ROWS[-1]), -(-o.n // block_n)
-    op = OPS[f"{name}_{rows}_{warps_for(blocks, multiprocessors(o.x.device))}"]
+    op = OPS[f"{name}_{rows}_{warps_for(blocks, multiprocessors(o.x.device.index))}"]
     # Blocks that read the same weights follow one another: the second finds them in the L2.
     grid = -(-o.m // rows), blocks
     launch_op(op, grid, (o.x, o.packed, o.scales, o.bias, o.out), o.m, o.n, o.k, o.group)

@@ -15,6 +15,7 @@ from deepinfer_lab.kernels.gemv import (
     w4_gemv_batch_tile,
 )
 from deepinfer_lab.kernels.loader import preload
+from deepinfer_lab.kernels.mma_block import w4_mma_block
 from deepinfer_lab.kernels.mma_small import w4_mma_small
 from deepinfer_lab.kernels.mma_stored import w3_mma_stored, w4_mma_stored
 from deepinfer_lab.kernels.tiled_gemm import (
@@ -39,6 +40,7 @@ __all__ = [
     "w4_dequantise_cublas",
     "w4_gemv",
     "w4_gemv_batch_tile",
+    "w4_mma_block",
     "w4_mma_small",
     "w4_mma_stored",
     "w4_tiled_gemm",
@@ -69,4 +71,6 @@ LAUNCHERS: MappingProxyType[str, Callable[..., torch.Tensor]] = MappingProxyType
 )
 
 # The same for `catalogue.TILED`: (x, tiles, scales, n, group, bias=None, out=None) -> [M, N].
-TILED_LAUNCHERS: MappingProxyType[str, Callable[..., torch.Tensor]] = MappingProxyType({"w4_mma_small": w4_mma_small})
+TILED_LAUNCHERS: MappingProxyType[str, Callable[..., torch.Tensor]] = MappingProxyType(
+    {"w4_mma_small": w4_mma_small, "w4_mma_block": w4_mma_block}
+)

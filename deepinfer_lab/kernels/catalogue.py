@@ -146,7 +146,10 @@ TILED = MappingProxyType(
     {
         "w4_mma_small": MmaProduct(
             "w4_mma_small", 4, "w4_mma_stored on weights that were re-packed into the order of its registers"
-        )
+        ),
+        "w4_mma_block": MmaProduct(
+            "w4_mma_block", 4, "w4_mma_small's weights, and up to 128 rows share what a block has copied ahead", 64
+        ),
     }
 )
 

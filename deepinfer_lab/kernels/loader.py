@@ -13,7 +13,10 @@ from deepinfer_lab.errors import KernelError
 from deepinfer_lab.kernels.catalogue import ADD_PARTIALS, KERNELS, Kernel
 from deepinfer_lab.kernels.check import Operands
 from deepinfer_lab.kernels.compiler import arch_for, compile_kernel
-from deepinfer_lab.kernels.ops_catalogue import MIN_CAPABILITY, OPS, Op
+from deepinfer_lab.kernels.counters import counters
+from deepinfer_lab.kernels.ops_catalogue import COMPILED, MIN_CAPABILITY, OPS, Op
+
+DEFAULT_SHARED = 48 * 1024  # bytes: a kernel must be allowed more by name
 
 
 class Loader:
@@ -36,9 +39,21 @@ class Loader:
         if found is None:
             with self._lock, torch.cuda.device(self.device):
                 # The function keeps its module alive.
-                found = self._functions.get(key) or self._module(kernel).get_function(key[1])
+                found = self._functions.get(key) or self._load(kernel, key[1])
                 self._functions[key] = found
         return found
+
+    def _load(self, kernel: str, entry: str) -> Any:
+        shared = getattr(COMPILED[kernel], "shared", 0)
+        limit = block_shared(self.device)
+        if shared > limit:
+            raise KernelError(f"{kernel} needs {shared} bytes of shared memory, and a block may have {limit} on this device")
+        function = self._module(kernel).get_function(entry)
+        if shared > DEFAULT_SHARED:
+            from cupy_backends.cuda.api import driver
+
+            driver.funcSetAttribute(function.ptr, driver.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, shared)
+        return function
 
     def _module(self, kernel: str) -> Any:
         if torch.cuda.is_current_stream_capturing():
@@ -67,8 +82,10 @@ def preload(device: torch.device | str = "cuda") -> None:
         if kernel.split_k:
             kernels.function(kernel.name, ADD_PARTIALS)
     if torch.cuda.get_device_capability(kernels.device) >= MIN_CAPABILITY:
-        for name in OPS:
-            kernels.function(name)
+        for op in OPS.values():
+            if op.shared <= block_shared(kernels.device):  # the others no launcher asks for
+                kernels.function(op.name)
+        counters(kernels.device).reserve()
 
 
 @dataclass(frozen=True)
@@ -95,13 +112,14 @@ def _enqueue(
     threads: int,
     tensors: Sequence[torch.Tensor | None],
     numbers: Sequence[int | np.number],
+    shared: int = 0,
 ) -> None:
     device = tensors[0].device
     pointers = [0 if tensor is None else tensor.data_ptr() for tensor in tensors]
     scalars = [number if isinstance(number, np.number) else np.int32(number) for number in numbers]
     with torch.cuda.device(device):
         stream = _cupy_stream(torch.cuda.current_stream(device).cuda_stream)
-        function(grid, (threads,), (*map(np.uint64, pointers), *scalars), stream=stream)
+        function(grid, (threads,), (*map(np.uint64, pointers), *scalars), shared, stream=stream)
 
 
 def launch(kernel: Kernel, operands: Operands) -> torch.Tensor:
@@ -124,7 +142,7 @@ def launch_op(op: Op, grid: tuple[int, ...], tensors: Sequence[torch.Tensor | No
 
     The first tensor says on which device.
     """
-    _enqueue(loader(tensors[0].device.index).function(op.name), grid, op.threads, tensors, numbers)
+    _enqueue(loader(tensors[0].device.index).function(op.name), grid, op.threads, tensors, numbers, op.shared)
 
 
 def launch_split_k(kernel: Kernel, operands: Operands) -> torch.Tensor:
@@ -145,3 +163,11 @@ def launch_split_k(kernel: Kernel, operands: Operands) -> torch.Tensor:
 def multiprocessors(device: int) -> int:
     """How many the device has."""
     return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+@functools.cache
+def block_shared(device: int) -> int:
+    """Bytes of shared memory that a block may have on the device, if its kernel asks for them by name."""
+    from cupy.cuda import runtime
+
+    return runtime.deviceGetAttribute(runtime.cudaDevAttrMaxSharedMemoryPerBlockOptin, device)

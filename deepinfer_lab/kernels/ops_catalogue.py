@@ -7,6 +7,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from deepinfer_lab.kernels.catalogue import KERNELS, SOURCES, Kernel
+from deepinfer_lab.kernels.mma_cuts import CUTS
 
 HEAD_DIMS = (64, 80, 96, 128)  # that paged attention is compiled for
 MMA_ROWS, MMA_WARPS = (8, 16, 32), (8, 16)  # activation rows and warps of a block, on tensor cores
@@ -15,11 +16,13 @@ MIN_CAPABILITY = (8, 0)  # of a device for these kernels: cuda/mma.cuh
 
 @dataclass(frozen=True)
 class Op:
-    """One kernel, in `cuda/<name>.cu`, its threads in a block, and what it does in a few words."""
+    """One kernel, in `cuda/<name>.cu`, its threads in a block, what it does in a few words, and the bytes of shared memory that
+    a block is launched with beside what the source declares."""
 
     name: str
     threads: int
     summary: str
+    shared: int = 0
 
     @property
     def source(self) -> Path:
@@ -63,6 +66,10 @@ OPS = MappingProxyType(
             Op("w4_dequantise", 256, "4-bit weights to dense fp16"),
             Op("w3_dequantise", 256, "3-bit weights to dense fp16"),
             *_mma_ops(),
+            *(
+                Op(cut.name, cut.threads, f"blocks of {cut.rows} rows times {cut.bits}-bit weights in tiles", cut.shared)
+                for cut in CUTS
+            ),
         )
     }
 )

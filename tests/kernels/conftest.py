@@ -94,10 +94,12 @@ class HostOps:
 
     process: subprocess.Popen
 
-    def launch(self, op: Op, grid: tuple[int, ...], tensors: tuple, *numbers: float) -> None:
-        """Run the kernel and copy what it left in its buffers back into the tensors."""
+    def launch(self, op: Op, grid: tuple[int, ...], tensors: tuple, *numbers: float, shuffle: int = 0) -> None:
+        """Run the kernel and copy what it left in its buffers back into the tensors. shuffle: a seed of the order of its blocks,
+        0 for the usual one."""
         spans = [None if t is None else self._storage(t) for t in tensors]
-        request = [struct.pack("6i", OP_NUMBERS[op.name], *(*grid, 1)[:2], op.threads, len(tensors), len(numbers))]
+        header = OP_NUMBERS[op.name], *(*grid, 1)[:2], op.threads, len(tensors), len(numbers), op.shared, shuffle
+        request = [struct.pack("8i", *header)]
         for span in spans:
             request += [struct.pack("q", -1)] if span is None else [struct.pack("q", span.nbytes), span.tobytes()]
         request.append(struct.pack(f"{len(numbers)}d", *map(float, numbers)))

@@ -1,7 +1,8 @@
 // The attention and element-wise kernels in one CPU program. Requests come from standard input and answers go to standard
 // output, both binary, until the input ends. Buffers are heap blocks of exactly the right size, for the address sanitizer.
 //
-// Request: 6 ints (kernel, grid_x, grid_y, threads, buffers, numbers); of each buffer its bytes as int64 (-1: a null pointer)
+// Request: 8 ints (kernel, grid_x, grid_y, threads, buffers, numbers, bytes of dynamic shared memory, seed of the blocks' order or
+// 0); of each buffer its bytes as int64 (-1: a null pointer)
 // and its content; then the numbers as doubles. Answer: all buffers, as the kernel left them.
 #include "paged_decode_f16_64.cu"
 #include "paged_decode_f16_80.cu"
@@ -35,6 +36,14 @@
 #include "w3_mma_stored_16_16.cu"
 #include "w3_mma_stored_32_8.cu"
 #include "w3_mma_stored_32_16.cu"
+#include "w4_mma_block_64_16.cu"
+#include "w4_mma_block_192_16.cu"
+#include "w4_mma_block_64_32.cu"
+#include "w4_mma_block_192_32.cu"
+#include "w4_mma_block_64_64.cu"
+#include "w4_mma_block_192_64.cu"
+#include "w4_mma_block_64_128.cu"
+#include "w4_mma_block_192_128.cu"
 
 struct Buffer {
     long long bytes = -1;
@@ -51,7 +60,7 @@ int main() {
     using Decode = decltype(&paged_decode_f16_64);
     const Decode decode[] = {paged_decode_f16_64, paged_decode_f16_80, paged_decode_f16_96, paged_decode_f16_128,
                              paged_decode_i8_64,  paged_decode_i8_80,  paged_decode_i8_96,  paged_decode_i8_128};
-    int h[6];
+    int h[8];
     while (std::fread(h, sizeof h, 1, stdin) == 1) {
         std::vector<Buffer> b(h[4]);
         for (Buffer& buffer : b) {
@@ -70,6 +79,14 @@ int main() {
         const auto product = [&](auto kernel) {
             kernel(b[0], b[1], b[2], b[3], b[4], n[0], n[1], n[2], n[3]);
         };
+        const auto blocks = [&](auto kernel) {
+            kernel(b[0], b[1], b[2], b[3], b[4], b[5], b[6], n[0], n[1], n[2], n[3]);
+        };
+        dynamic_memory = std::make_unique<uint4[]>(h[6] / 16);
+        std::memset(dynamic_memory.get(), 0xFF, h[6]);
+#ifndef HOST_THREADS
+        shuffle_blocks = h[7];
+#endif
         launch({h[1], h[2]}, h[3], [&] {
             switch (h[0]) {
                 case 8: paged_combine(b[0], b[1], b[2], b[3], n[0], n[1], n[2], n[3]); break;
@@ -96,6 +113,14 @@ int main() {
                 case 32: product(w3_mma_stored_16_16); break;
                 case 33: product(w3_mma_stored_32_8); break;
                 case 34: product(w3_mma_stored_32_16); break;
+                case 35: blocks(w4_mma_block_64_16); break;
+                case 36: blocks(w4_mma_block_192_16); break;
+                case 37: blocks(w4_mma_block_64_32); break;
+                case 38: blocks(w4_mma_block_192_32); break;
+                case 39: blocks(w4_mma_block_64_64); break;
+                case 40: blocks(w4_mma_block_192_64); break;
+                case 41: blocks(w4_mma_block_64_128); break;
+                case 42: blocks(w4_mma_block_192_128); break;
                 default: decode[h[0]](b[0], b[1], b[2], b[3], b[4], b[5], b[6], b[7], b[8], b[9], n[0], n[1], n[2],
                                       static_cast<unsigned>(f[3]), n[4], n[5], n[6], f[7]);
             }

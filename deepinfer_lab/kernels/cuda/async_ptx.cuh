@@ -1,0 +1,47 @@
+// PTX of kernels whose warps copy ahead into shared memory (sm_80 and later), and share a result among blocks.
+#pragma once
+#include "mma_ptx.cuh"
+
+// The block's shared memory, whose size the launch sets.
+__device__ __forceinline__ char* dynamic_shared() {
+    extern __shared__ uint4 memory[];
+    return reinterpret_cast<char*>(memory);
+}
+
+// 16 bytes from global to shared memory past the L1, some time before the `wait_copies` that covers them; zeros, and `from` is
+// not looked at, where it is not `valid`.
+__device__ __forceinline__ void copy_async(char* to, const void* from, bool valid) {
+    const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(to));
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address), "l"(from), "r"(valid ? 16 : 0) : "memory");
+}
+// Ends a batch of this thread's copies, perhaps an empty one.
+__device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+// All of this thread's batches but the last LEFT have arrived, for this thread.
+template <int LEFT>
+__device__ __forceinline__ void wait_copies() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
+}
+
+// Waits for the warps of one team, THREADS in all; every team of a block has an id of its own, 0 to 14.
+template <int THREADS>
+__device__ __forceinline__ void sync_team(int id) {
+    if constexpr (THREADS == 32) {
+        __syncwarp();
+    } else {
+        asm volatile("bar.sync %0, %1;" ::"r"(id + 1), "n"(THREADS) : "memory");
+    }
+}
+
+// Either half of a * b, rounded.
+__device__ __forceinline__ unsigned mul_pair(unsigned a, unsigned b) {
+    unsigned result;
+    asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(result) : "r"(a), "r"(b));
+    return result;
+}
+
+// Read where all multiprocessors see the same: what another block has written.
+__device__ __forceinline__ float4 load_shared_by_blocks(const float4* from) {
+    float4 v;
+    asm volatile("ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "l"(from) : "memory");
+    return v;
+}

@@ -1,0 +1,298 @@
+// Some dozens of activation rows times a weight in tiles (quant/tiles.py): mma_small.cuh's products, with the work spread so that
+// each weight that was decoded meets many rows, and each activation that a block fetched meets many outputs.
+//
+// A block owns OUTPUTS outputs of ROWS rows, and units (64 of K) of them. Its warps are TEAMS teams. Team i takes the block's
+// units i, i + TEAMS, ...: it copies their weights, scales and activations ahead into a ring of STAGES slots of its own, and
+// waits for nobody else, so that one team decodes while another multiplies. Within a team, warps share the outputs (ACROSS of
+// them) and the rows (DOWN). At the end the teams' sums meet in shared memory.
+//
+//   one slot: ROWS x 128 bytes of activations | OUTPUTS / 16 units of weights, as they lie in tiles | their scales
+//
+// A lane reads 16 bytes of an activation row at a time, which are its B fragments of two products. Eight lanes are served at
+// once, four of a row and four of the next, so odd rows lie with their halves exchanged: no two of the eight share a bank.
+//
+// Blocks share all units of all tiles of the output evenly, in order, wherever one tile ends and the next begins: any number of
+// blocks up to that of units will do. Where several have parts of one tile, each leaves its sums in `partial` (two places a
+// block: one for the tile in which it begins, one for that in which it ends), and the last to arrive adds them, always in the
+// same order. Nobody waits. `arrived` counts them, a counter to a tile: zero before and after.
+#pragma once
+#include "async_ptx.cuh"
+#include "mma_small.cuh"
+
+// How a kernel's blocks are cut. UNPACK: the weights' layout, as `W4Tiles` below.
+template <class UNPACK, int OUTPUTS_, int ROWS_, int ACROSS_, int DOWN_, int TEAMS_, int STAGES_>
+struct Cut {
+    using Unpack = UNPACK;
+    static constexpr int OUTPUTS = OUTPUTS_, ROWS = ROWS_, ACROSS = ACROSS_, DOWN = DOWN_, TEAMS = TEAMS_, STAGES = STAGES_;
+    static constexpr int TILES = OUTPUTS / MMA_N, TEAM = 32 * ACROSS * DOWN, THREADS = TEAM * TEAMS;
+    static constexpr int FRAGMENTS = TILES / ACROSS, COLUMNS = ROWS / MMA_ROWS / DOWN;  // of a warp: A and B fragments of 16 k
+    // Bytes of a slot's parts. Scales: of one group, or of the two of a unit whose halves have their own.
+    static constexpr int ROW = 2 * MMA_K, WEIGHTS = ROWS * ROW, SCALES = WEIGHTS + TILES * Unpack::BYTES;
+    static constexpr int HALF_SCALES = TILES * 32, SLOT = SCALES + 2 * HALF_SCALES;
+    // Floats from one row of sums to the next, such that the lanes of a warp write to banks of their own.
+    static constexpr int STRIDE = OUTPUTS + (36 - OUTPUTS % 32) % 32;
+    static constexpr int RING = TEAMS * STAGES * SLOT, SUMS = TEAMS * ROWS * STRIDE * 4, SHARED = RING > SUMS ? RING : SUMS;
+    static constexpr int ITEMS = ROWS * OUTPUTS / 4;  // of four outputs
+    static_assert(TILES % ACROSS == 0 && ROWS * 8 % TEAM == 0 && ROWS / MMA_ROWS % (2 * DOWN) == 0, "whole fragments for a warp, in pairs along rows");
+    static_assert(4 * TILES <= TEAM && ITEMS % THREADS == 0 && TEAMS < 16, "a copy of scales, equal items, a barrier a team");
+};
+
+// 4-bit weights: 16 bytes of a unit are a lane's.
+struct W4Tiles {
+    static constexpr int BITS = 4, BYTES = 512;  // of a unit
+    uint4 words;
+
+    __device__ __forceinline__ void load(const char* unit, int lane) {
+        words = reinterpret_cast<const uint4*>(unit)[lane];
+    }
+    // The A fragment of product 0 to 3.
+    __device__ __forceinline__ void fragment(int product, unsigned (&a)[4]) const {
+        weight_fragment(product == 0 ? words.x : product == 1 ? words.y : product == 2 ? words.z : words.w, a);
+    }
+};
+
+// Where the evenly shared units of block `block` begin: units in front of it.
+__device__ __forceinline__ int share(int block, int units) {
+    return static_cast<int>(static_cast<long long>(units) * block / static_cast<int>(gridDim.x));
+}
+// The block that has this unit.
+__device__ __forceinline__ int owner(int unit, int units) {
+    return static_cast<int>(((unit + 1LL) * static_cast<int>(gridDim.x) - 1) / units);
+}
+
+// What one thread of a team copies, unit after unit, of one tile of the output.
+template <class C>
+struct Copies {
+    static constexpr int ROW_STEP = C::TEAM / 8, TILE_STEP = C::TEAM / 32;  // from one copy of a thread to its next
+    const char *x, *weights, *scales;  // of the thread's first row and first tile, at the team's next unit
+    size_t row_bytes, tile_bytes;      // of such a step
+    int rows, tiles, left;             // how many there are from there on: rows, tiles, and k
+    int unit, group_shift;
+    bool has_scales;
+
+    // From `unit` on. first_tile, tiles: along N.
+    __device__ __forceinline__ Copies(const half_t* x, const char* weights, const char* scales, int m, int k, int group_shift,
+                                      int first_row, int first_tile, int tiles, int units, int unit)
+        : unit(unit), group_shift(group_shift) {
+        const int thread = threadIdx.x % C::TEAM, lane = thread % 32, row = first_row + thread / 8, of_row = thread % 8 * 8;
+        this->x = reinterpret_cast<const char*>(x + static_cast<size_t>(row) * k + unit * MMA_K + of_row);
+        row_bytes = static_cast<size_t>(k) * (2 * ROW_STEP);
+        rows = m - row;
+        left = k - unit * MMA_K - of_row;
+        const int tile = first_tile + thread / 32;
+        this->weights = weights + (static_cast<size_t>(tile) * units + unit) * C::Unpack::BYTES + lane * 16;
+        tile_bytes = static_cast<size_t>(units) * (TILE_STEP * C::Unpack::BYTES);
+        this->tiles = tiles - tile;
+        // Scales of a tile and a group are two pieces. Units whose halves have their own have four.
+        const int half = thread / (2 * C::TILES), piece = thread % (2 * C::TILES), groups = units * MMA_K >> group_shift;
+        this->scales = scales + (static_cast<size_t>(first_tile + piece / 2) * groups + half) * 32 + piece % 2 * 16;
+        has_scales = (half == 0 || (half == 1 && group_shift == 5)) && first_tile + piece / 2 < tiles;
+    }
+
+    // One unit into a slot; the next time, the team's next one.
+    __device__ __forceinline__ void fetch(char* slot) {
+        const int thread = threadIdx.x % C::TEAM, there = left > 0 ? rows : 0;
+        char* to = slot + thread / 8 * C::ROW + (thread % 8 ^ thread / 8 % 2 * 4) * 16;
+#pragma unroll
+        for (int i = 0; i < C::ROWS / ROW_STEP; ++i) {
+            copy_async(to + i * ROW_STEP * C::ROW, x + i * row_bytes, i * ROW_STEP < there);
+        }
+        to = slot + C::WEIGHTS + thread / 32 * C::Unpack::BYTES + thread % 32 * 16;
+        if (C::Unpack::BYTES == 512 || thread % 32 < C::Unpack::BYTES / 16) {
+#pragma unroll
+            for (int i = 0; i < (C::TILES + TILE_STEP - 1) / TILE_STEP; ++i) {
+                if (C::TILES % TILE_STEP && i * TILE_STEP + thread / 32 >= C::TILES) break;
+                copy_async(to + i * TILE_STEP * C::Unpack::BYTES, weights + i * tile_bytes, i * TILE_STEP < tiles);
+            }
+        }
+        if (thread < 4 * C::TILES) {
+            copy_async(slot + C::SCALES + thread * 16, scales + static_cast<size_t>(unit * MMA_K >> group_shift) * 32, has_scales);
+        }
+        x += C::TEAMS * C::ROW;
+        weights += C::TEAMS * C::Unpack::BYTES;
+        left -= C::TEAMS * MMA_K;
+        unit += C::TEAMS;
+    }
+};
+
+// sum += the products of one unit. second: bytes from the scales of its first half to those of its second.
+template <class C>
+__device__ __forceinline__ void multiply(const char* slot, int lane, int across, int down, int second,
+                                         float (&sum)[C::FRAGMENTS][C::COLUMNS][4]) {
+    const int g = lane / 4, t = lane % 4;
+    const char* const rows = slot + (down * C::COLUMNS * MMA_ROWS + g) * C::ROW;
+    const char* const weights = slot + C::WEIGHTS + across * C::FRAGMENTS * C::Unpack::BYTES;
+    const char* const scales = slot + C::SCALES + across * C::FRAGMENTS * 32 + g * 4;
+    typename C::Unpack unpack[C::FRAGMENTS];
+#pragma unroll
+    for (int f = 0; f < C::FRAGMENTS; ++f) unpack[f].load(weights + f * C::Unpack::BYTES, lane);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+        unsigned a[2][C::FRAGMENTS][4];
+#pragma unroll
+        for (int f = 0; f < C::FRAGMENTS; ++f) {
+            const unsigned pair = *reinterpret_cast<const unsigned*>(scales + half * second + f * 32);
+            const unsigned scale[2] = {__byte_perm(pair, 0, 0x1010), __byte_perm(pair, 0, 0x3232)};  // of outputs g, g + 8
+#pragma unroll
+            for (int p = 0; p < 2; ++p) {
+                unpack[f].fragment(2 * half + p, a[p][f]);
+#pragma unroll
+                for (int i = 0; i < 4; ++i) a[p][f][i] = mul_pair(a[p][f][i], scale[i % 2]);
+            }
+        }
+#pragma unroll
+        for (int j = 0; j < C::COLUMNS; j += 2) {  // two at a time, so that products in a row add to different sums
+            uint4 b[2];
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+                b[i] = *reinterpret_cast<const uint4*>(rows + (j + i) * MMA_ROWS * C::ROW + ((4 * half + t) ^ g % 2 * 4) * 16);
+            }
+#pragma unroll
+            for (int p = 0; p < 2; ++p) {
+#pragma unroll
+                for (int i = 0; i < 2; ++i) {
+#pragma unroll
+                    for (int f = 0; f < C::FRAGMENTS; ++f) {
+                        mma(sum[f][j + i], a[p][f], p ? b[i].z : b[i].x, p ? b[i].w : b[i].y);
+                    }
+                }
+            }
+        }
+    }
+}
+
+// The teams' sums of units begin to end - 1 into shared memory, one after the other: [TEAMS][ROWS][STRIDE].
+template <class C>
+__device__ __forceinline__ void multiply_units(Copies<C> copies, char* shared, int begin, int end) {
+    const int team = threadIdx.x / C::TEAM, warp = threadIdx.x % C::TEAM / 32, lane = threadIdx.x % 32;
+    const int across = warp % C::ACROSS, down = warp / C::ACROSS, second = copies.group_shift == 5 ? C::HALF_SCALES : 0;
+    char* const ring = shared + team * C::STAGES * C::SLOT;
+    float sum[C::FRAGMENTS][C::COLUMNS][4] = {};
+#pragma unroll
+    for (int stage = 0; stage < C::STAGES - 1; ++stage) {
+        if (copies.unit < end) copies.fetch(ring + stage * C::SLOT);
+        commit_copies();
+    }
+    char *full = ring, *empty = ring + (C::STAGES - 1) * C::SLOT;  // slots: the next to be read, the next to be written
+    const auto next = [&](char* slot) { return slot == ring + (C::STAGES - 1) * C::SLOT ? ring : slot + C::SLOT; };
+    for (int unit = begin + team; unit < end; unit += C::TEAMS) {
+        wait_copies<C::STAGES - 2>();
+        sync_team<C::TEAM>(team);  // all have the slot's contents, and none still reads the slot before
+        if (copies.unit < end) copies.fetch(empty);
+        commit_copies();
+        multiply<C>(full, lane, across, down, second, sum);
+        full = next(full);
+        empty = next(empty);
+    }
+    __syncthreads();  // the sums lie where the rings were
+    float* const to = reinterpret_cast<float*>(shared) + team * C::ROWS * C::STRIDE;
+#pragma unroll
+    for (int f = 0; f < C::FRAGMENTS; ++f) {
+#pragma unroll
+        for (int j = 0; j < C::COLUMNS; ++j) {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                const int row = (down * C::COLUMNS + j) * MMA_ROWS + lane % 4 * 2 + i % 2;
+                to[row * C::STRIDE + (across * C::FRAGMENTS + f) * MMA_N + lane / 4 + i / 2 * 8] = sum[f][j][i];
+            }
+        }
+    }
+    __syncthreads();
+}
+
+__device__ __forceinline__ void add(float4& sum, const float4& more) {
+    sum.x += more.x, sum.y += more.y, sum.z += more.z, sum.w += more.w;
+}
+
+// Four outputs of the block in one row: the teams' sums, added always in the same order.
+template <class C>
+__device__ __forceinline__ float4 add_teams(const char* shared, int item) {
+    const int at = item / (C::OUTPUTS / 4) * C::STRIDE + item % (C::OUTPUTS / 4) * 4;
+    float4 sum = *reinterpret_cast<const float4*>(shared + at * 4);
+#pragma unroll
+    for (int team = 1; team < C::TEAMS; ++team) {
+        add(sum, *reinterpret_cast<const float4*>(shared + (team * C::ROWS * C::STRIDE + at) * 4));
+    }
+    return sum;
+}
+
+// Stores four outputs, what of them there is.
+template <class C>
+__device__ __forceinline__ void store(const float4& sum, int item, int first_row, int first_output,
+                                      const half_t* __restrict__ bias, half_t* __restrict__ out, int m, int n) {
+    const int row = first_row + item / (C::OUTPUTS / 4), output = first_output + item % (C::OUTPUTS / 4) * 4;
+    if (row >= m || output >= n) return;
+    const float sums[4] = {sum.x, sum.y, sum.z, sum.w};
+    half_t* const to = out + static_cast<size_t>(row) * n + output;
+    half_t done[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) done[i] = output + i < n ? finish(sums[i], bias, output + i) : half_t(0);
+    if (n % 4 == 0 && reinterpret_cast<size_t>(out) % 8 == 0) {
+        *reinterpret_cast<uint2*>(to) = {done[0] | static_cast<unsigned>(done[1]) << 16,
+                                         done[2] | static_cast<unsigned>(done[3]) << 16};
+    } else {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            if (output + i < n) to[i] = done[i];
+        }
+    }
+}
+
+template <class C>
+__device__ __forceinline__ void mma_block(const half_t* __restrict__ x, const char* __restrict__ tiles,
+                                          const char* __restrict__ scales, const half_t* __restrict__ bias,
+                                          half_t* __restrict__ out, float4* __restrict__ partial,
+                                          unsigned* __restrict__ arrived, int m, int n, int k, int group) {
+    char* const shared = dynamic_shared();
+    __shared__ bool last;
+    const int count = (n + MMA_N - 1) / MMA_N, units = (k + MMA_K - 1) / MMA_K, down = (m + C::ROWS - 1) / C::ROWS;
+    const int all = (count + C::TILES - 1) / C::TILES * down * units, block = blockIdx.x;
+    const int end = share(block + 1, all);
+    for (int at = share(block, all); at < end;) {
+        // Tiles that share weights follow one another: the second reader finds them in the L2.
+        const int tile = at / units, from = tile * units, to = min(from + units, end);
+        const int first_row = tile % down * C::ROWS, first_tile = tile / down * C::TILES, first_unit = at - from;
+        const Copies<C> copies(x, tiles, scales, m, k, __ffs(group) - 1, first_row, first_tile, count, units,
+                               first_unit + threadIdx.x / C::TEAM);
+        multiply_units<C>(copies, shared, first_unit, to - from);
+        const int first = owner(from, all), final = owner(from + units - 1, all);
+        if (first == final) {
+#pragma unroll 4
+            for (int item = threadIdx.x; item < C::ITEMS; item += C::THREADS) {
+                store<C>(add_teams<C>(shared, item), item, first_row, first_tile * MMA_N, bias, out, m, n);
+            }
+        } else {
+            // A block's first place, or its second if it began with another tile. Of this tile's, only the first block can have.
+            const bool began_before = share(first, all) < from;
+            const auto place = [&](int of) {
+                return partial + (2 * static_cast<size_t>(of) + (of == first && began_before)) * C::ITEMS;
+            };
+            for (int item = threadIdx.x; item < C::ITEMS; item += C::THREADS) place(block)[item] = add_teams<C>(shared, item);
+            __threadfence();  // a block that sees the counter sees the sums
+            __syncthreads();
+            if (threadIdx.x == 0) last = atomicInc(arrived + tile, final - first) == static_cast<unsigned>(final - first);
+            __syncthreads();
+            if (last) {
+                __threadfence();
+                constexpr int EACH = C::ITEMS / C::THREADS, AT_ONCE = EACH % 8 == 0 ? 8 : EACH % 6 == 0 ? 6 : EACH % 4 == 0 ? 4 : 1;
+#pragma unroll 1
+                for (int item = threadIdx.x; item < C::ITEMS; item += AT_ONCE * C::THREADS) {
+                    float4 sum[AT_ONCE] = {};
+                    for (int of = first; of <= final; ++of) {
+                        float4 more[AT_ONCE];
+#pragma unroll
+                        for (int i = 0; i < AT_ONCE; ++i) more[i] = load_shared_by_blocks(place(of) + item + i * C::THREADS);
+#pragma unroll
+                        for (int i = 0; i < AT_ONCE; ++i) add(sum[i], more[i]);
+                    }
+#pragma unroll
+                    for (int i = 0; i < AT_ONCE; ++i) {
+                        store<C>(sum[i], item + i * C::THREADS, first_row, first_tile * MMA_N, bias, out, m, n);
+                    }
+                }
+            }
+        }
+        __syncthreads();  // the next tile's copies overwrite the sums
+        at = to;
+    }
+}

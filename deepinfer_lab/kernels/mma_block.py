@@ -9,11 +9,11 @@ from deepinfer_lab.kernels.catalogue import GROUPS, TILED
 from deepinfer_lab.kernels.check import MAX_INT
 from deepinfer_lab.kernels.counters import counters
 from deepinfer_lab.kernels.loader import block_shared, launch_op, multiprocessors
-from deepinfer_lab.kernels.mma_cuts import CUTS, UNIT_K, UNIT_N, Cut
+from deepinfer_lab.kernels.mma_cuts import CUTS, Cut
+from deepinfer_lab.kernels.mma_small import UNIT_BYTES, UNIT_K, UNIT_N
 from deepinfer_lab.kernels.ops_catalogue import OPS
 from deepinfer_lab.kernels.ops_check import expect, require
 
-UNIT_BYTES = {4: 512}
 MAX_K = 2**22  # so that offsets within a block's rows fit 32 bits
 # What a plan is chosen by, in cycles of a multiprocessor of the H200; only their relations matter.
 PRODUCT = 6.5 / 4  # one m16n8k16, four at a time
@@ -47,9 +47,14 @@ def tiles_of(cut: Cut, m: int, n: int) -> int:
     return -(-n // cut.outputs) * -(-m // cut.rows)
 
 
+def units_of(cut: Cut, k: int) -> int:
+    """Of K, padded as tiles are."""
+    return -(-k // UNIT_K) * (UNIT_K // cut.unit_k)
+
+
 def _block_counts(cut: Cut, m: int, n: int, k: int, multiprocessors: int, shared: int) -> Sequence[int]:
     """A block for each tile, or for each of several equal parts of it, or just as many as the card holds."""
-    tiles, units = tiles_of(cut, m, n), -(-k // UNIT_K)
+    tiles, units = tiles_of(cut, m, n), units_of(cut, k)
     held = multiprocessors * min(cut.resident, max(shared // (cut.shared + 1024), 1))
     several = [tiles * parts for parts in range(1, units + 1) if parts == 1 or tiles * parts <= held]
     return [*several, min(held, tiles * units)]
@@ -57,12 +62,11 @@ def _block_counts(cut: Cut, m: int, n: int, k: int, multiprocessors: int, shared
 
 def cycles(p: Plan, m: int, n: int, k: int, multiprocessors: int) -> float:
     """What the model says: whichever is slowest of products, L2 and memory, for the multiprocessor with most to do."""
-    cut, units = p.cut, -(-k // UNIT_K)
+    cut, units = p.cut, units_of(p.cut, k)
     tiles = tiles_of(cut, m, n)
-    weights, rows = cut.outputs * UNIT_K * cut.bits / 8, cut.rows * UNIT_K * 2
-    unit = max(
-        cut.outputs * cut.rows / 32 * PRODUCT, (weights + min(m, cut.rows) * rows / cut.rows) * BYTE_FROM_L2, weights * WEIGHT_BYTE
-    )
+    weights, rows = cut.outputs * cut.unit_k * cut.bits / 8, min(m, cut.rows) * cut.unit_k * 2
+    products = cut.outputs * cut.rows * cut.unit_k / 2048 * PRODUCT
+    unit = max(products, (weights + rows) * BYTE_FROM_L2, weights * WEIGHT_BYTE)
     turns = -(-p.blocks // multiprocessors)
     share = tiles * units / p.blocks
     parts = p.blocks / tiles if p.blocks % tiles == 0 else max(p.blocks // tiles, 1) + 1
@@ -112,7 +116,7 @@ def w4_mma_block(
         f"{name}: x requires a gradient and this kernel has no backward pass; call it under torch.inference_mode()",
     )
     count, units = -(-n // UNIT_N), -(-k // UNIT_K)
-    expect(name, "tiles", tiles, torch.uint8, (count, units, UNIT_BYTES[product.bits]), x.device, aligned=True)
+    expect(name, "tiles", tiles, torch.uint8, (count, units, UNIT_BYTES), x.device, aligned=True)
     expect(name, "scales", scales, torch.float16, (count, units * UNIT_K // group, 8, 2), x.device, aligned=True)
     if bias is not None:
         expect(name, "bias", bias, torch.float16, (n,), x.device)
@@ -139,7 +143,7 @@ def run(
     """Enqueue this plan. Arguments as those of `w4_mma_block`, already checked."""
     (m, k), n, cut = x.shape, out.shape[1], chosen.cut
     parts = tiles_of(cut, m, n)
-    require(parts * -(-k // UNIT_K) <= MAX_INT, f"{cut.name}: M x N x K = {m} x {n} x {k} is too large")
+    require(parts * units_of(cut, k) <= MAX_INT, f"{cut.name}: M x N x K = {m} x {n} x {k} is too large")
     partial = arrived = None
     if chosen.blocks != parts:  # some tile has several blocks
         partial = torch.empty(2 * chosen.blocks, cut.rows, cut.outputs, dtype=torch.float32, device=x.device)

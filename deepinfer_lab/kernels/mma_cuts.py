@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-UNIT_N, UNIT_K, ROW_TILE = 16, 64, 8  # outputs and k of a unit of weights; activation rows of one tensor-core product
-WARP = 32
+UNIT_N, UNIT_K = 16, {4: 64}  # outputs and, for its bits, k of a unit of weights
+WARP, QUARTER = 32, 32  # threads; k of a quarter of a unit
 
 
 @dataclass(frozen=True)
@@ -34,10 +34,15 @@ class Cut:
         return WARP * self.across * self.down * self.teams
 
     @property
+    def unit_k(self) -> int:
+        """k of a unit of weights, by which blocks share K."""
+        return UNIT_K[self.bits]
+
+    @property
     def shared(self) -> int:
         """Bytes of shared memory of a block: its rings, or its sums where they take more."""
-        units = self.outputs // UNIT_N
-        slot = self.rows * UNIT_K * 2 + units * UNIT_N * UNIT_K * self.bits // 8 + 2 * units * UNIT_N * 2
+        k = self.unit_k
+        slot = self.rows * k * 2 + self.outputs * (k * self.bits // 8 + k // QUARTER * 2)
         stride = self.outputs + (36 - self.outputs % 32) % 32
         return self.teams * max(self.stages * slot, self.rows * stride * 4)
 
@@ -46,7 +51,7 @@ class Cut:
 # activations a third as often and needs a large weight. Narrow ones fit the 99 KiB that a block may have on consumer cards.
 CUTS = (
     Cut(4, 64, 16, across=1, down=1, teams=4, stages=4, resident=3),
-    Cut(4, 192, 16, across=4, down=1, teams=2, stages=4, resident=2),
+    Cut(4, 192, 16, across=4, down=1, teams=3, stages=4, resident=1),
     Cut(4, 64, 32, across=1, down=1, teams=4, stages=3, resident=2),
     Cut(4, 192, 32, across=4, down=1, teams=3, stages=4, resident=1),
     Cut(4, 64, 64, across=2, down=1, teams=2, stages=4, resident=2),

@@ -32,6 +32,12 @@ __device__ __forceinline__ void sync_team(int id) {
     }
 }
 
+// The same number, which the compiler cannot take apart: it would rather compute it again in every round of a loop.
+__device__ __forceinline__ int settled(int number) {
+    asm volatile("" : "+r"(number));
+    return number;
+}
+
 // Either half of a * b, rounded.
 __device__ __forceinline__ unsigned mul_pair(unsigned a, unsigned b) {
     unsigned result;

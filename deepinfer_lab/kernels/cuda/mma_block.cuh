@@ -1,12 +1,12 @@
 // Some dozens of activation rows times a weight in tiles (quant/tiles.py): mma_small.cuh's products, with the work spread so that
 // each weight that was decoded meets many rows, and each activation that a block fetched meets many outputs.
 //
-// A block owns OUTPUTS outputs of ROWS rows, and units (64 of K) of them. Its warps are TEAMS teams. Team i takes the block's
+// A block owns OUTPUTS outputs of ROWS rows, and units (64 or more of K) of them. Its warps are TEAMS teams. Team i takes the block's
 // units i, i + TEAMS, ...: it copies their weights, scales and activations ahead into a ring of STAGES slots of its own, and
 // waits for nobody else, so that one team decodes while another multiplies. Within a team, warps share the outputs (ACROSS of
 // them) and the rows (DOWN). At the end the teams' sums meet in shared memory.
 //
-//   one slot: ROWS x 128 bytes of activations | OUTPUTS / 16 units of weights, as they lie in tiles | their scales
+//   one slot: ROWS rows of activations | OUTPUTS / 16 units of weights, as they lie in tiles | their scales, group by group
 //
 // A lane reads 16 bytes of an activation row at a time, which are its B fragments of two products. Eight lanes are served at
 // once, four of a row and four of the next, so odd rows lie with their halves exchanged: no two of the eight share a bank.
@@ -26,26 +26,28 @@ struct Cut {
     static constexpr int OUTPUTS = OUTPUTS_, ROWS = ROWS_, ACROSS = ACROSS_, DOWN = DOWN_, TEAMS = TEAMS_, STAGES = STAGES_;
     static constexpr int TILES = OUTPUTS / MMA_N, TEAM = 32 * ACROSS * DOWN, THREADS = TEAM * TEAMS;
     static constexpr int FRAGMENTS = TILES / ACROSS, COLUMNS = ROWS / MMA_ROWS / DOWN;  // of a warp: A and B fragments of 16 k
-    // Bytes of a slot's parts. Scales: of one group, or of the two of a unit whose halves have their own.
-    static constexpr int ROW = 2 * MMA_K, WEIGHTS = ROWS * ROW, SCALES = WEIGHTS + TILES * Unpack::BYTES;
-    static constexpr int HALF_SCALES = TILES * 32, SLOT = SCALES + 2 * HALF_SCALES;
+    static constexpr int K = Unpack::UNIT_K, QUARTERS = K / 32;
+    // Bytes of a slot's parts. Scales: of as many groups as a unit can have.
+    static constexpr int ROW = 2 * K, WEIGHTS = ROWS * ROW, SCALES = WEIGHTS + TILES * Unpack::BYTES;
+    static constexpr int GROUP_SCALES = TILES * 32, SLOT = SCALES + QUARTERS * GROUP_SCALES;
     // Floats from one row of sums to the next, such that the lanes of a warp write to banks of their own.
     static constexpr int STRIDE = OUTPUTS + (36 - OUTPUTS % 32) % 32;
     static constexpr int RING = TEAMS * STAGES * SLOT, SUMS = TEAMS * ROWS * STRIDE * 4, SHARED = RING > SUMS ? RING : SUMS;
     static constexpr int ITEMS = ROWS * OUTPUTS / 4;  // of four outputs
-    static_assert(TILES % ACROSS == 0 && ROWS * 8 % TEAM == 0 && ROWS / MMA_ROWS % (2 * DOWN) == 0, "whole fragments for a warp, in pairs along rows");
-    static_assert(4 * TILES <= TEAM && ITEMS % THREADS == 0 && TEAMS < 16, "a copy of scales, equal items, a barrier a team");
+    static_assert(TILES % ACROSS == 0 && ROWS / MMA_ROWS % (2 * DOWN) == 0, "whole fragments for a warp, in pairs along rows");
+    static_assert(8 * TEAM % ROW == 0 && ROWS * ROW / 16 % TEAM == 0, "a thread's copies of activations are an even number of rows apart");
+    static_assert(2 * TILES * QUARTERS <= TEAM && ITEMS % THREADS == 0 && TEAMS < 16, "scales in one copy, equal items, a barrier a team");
 };
 
-// 4-bit weights: 16 bytes of a unit are a lane's.
+// 4-bit weights: 16 bytes of a unit are a lane's. STORED_K: tiles are padded to its multiples.
 struct W4Tiles {
-    static constexpr int BITS = 4, BYTES = 512;  // of a unit
+    static constexpr int UNIT_K = 64, STORED_K = MMA_K, BYTES = 512;  // of a unit
     uint4 words;
 
     __device__ __forceinline__ void load(const char* unit, int lane) {
         words = reinterpret_cast<const uint4*>(unit)[lane];
     }
-    // The A fragment of product 0 to 3.
+    // The A fragment of product 0 to 3: of 16 of k each.
     __device__ __forceinline__ void fragment(int product, unsigned (&a)[4]) const {
         weight_fragment(product == 0 ? words.x : product == 1 ? words.y : product == 2 ? words.z : words.w, a);
     }
@@ -63,79 +65,96 @@ __device__ __forceinline__ int owner(int unit, int units) {
 // What one thread of a team copies, unit after unit, of one tile of the output.
 template <class C>
 struct Copies {
-    static constexpr int ROW_STEP = C::TEAM / 8, TILE_STEP = C::TEAM / 32;  // from one copy of a thread to its next
-    const char *x, *weights, *scales;  // of the thread's first row and first tile, at the team's next unit
+    static constexpr int PIECES = C::ROW / 16;
+    static constexpr int ROW_STEP = C::TEAM / PIECES, TILE_STEP = C::TEAM / 32;  // from one copy of a thread to its next
+    const char *x, *weights, *scales;  // of the thread's first row and first tile, at the team's next unit; scales: at unit 0
     size_t row_bytes, tile_bytes;      // of such a step
     int rows, tiles, left;             // how many there are from there on: rows, tiles, and k
+    int to_rows, to_weights, to_scales;  // where they go in a slot; to_scales: 0 for nowhere
     int unit, group_shift;
-    bool has_scales;
 
     // From `unit` on. first_tile, tiles: along N.
     __device__ __forceinline__ Copies(const half_t* x, const char* weights, const char* scales, int m, int k, int group_shift,
                                       int first_row, int first_tile, int tiles, int units, int unit)
         : unit(unit), group_shift(group_shift) {
-        const int thread = threadIdx.x % C::TEAM, lane = thread % 32, row = first_row + thread / 8, of_row = thread % 8 * 8;
-        this->x = reinterpret_cast<const char*>(x + static_cast<size_t>(row) * k + unit * MMA_K + of_row);
+        const int thread = threadIdx.x % C::TEAM, lane = thread % 32, row = thread / PIECES, piece = thread % PIECES;
+        this->x = reinterpret_cast<const char*>(x + static_cast<size_t>(first_row + row) * k + unit * C::K + piece * 8);
         row_bytes = static_cast<size_t>(k) * (2 * ROW_STEP);
-        rows = m - row;
-        left = k - unit * MMA_K - of_row;
+        rows = settled(m - first_row - row);
+        left = k - unit * C::K - piece * 8;
+        to_rows = settled(row * C::ROW + (piece ^ row % 2 * 4) * 16);
         const int tile = first_tile + thread / 32;
         this->weights = weights + (static_cast<size_t>(tile) * units + unit) * C::Unpack::BYTES + lane * 16;
         tile_bytes = static_cast<size_t>(units) * (TILE_STEP * C::Unpack::BYTES);
-        this->tiles = tiles - tile;
-        // Scales of a tile and a group are two pieces. Units whose halves have their own have four.
-        const int half = thread / (2 * C::TILES), piece = thread % (2 * C::TILES), groups = units * MMA_K >> group_shift;
-        this->scales = scales + (static_cast<size_t>(first_tile + piece / 2) * groups + half) * 32 + piece % 2 * 16;
-        has_scales = (half == 0 || (half == 1 && group_shift == 5)) && first_tile + piece / 2 < tiles;
+        this->tiles = settled(tiles - tile);
+        to_weights = settled(C::WEIGHTS + thread / 32 * C::Unpack::BYTES + lane * 16);
+        // Scales of a tile and a group are two pieces.
+        const int group = thread / (2 * C::TILES), part = thread % (2 * C::TILES), groups = units * C::K >> group_shift;
+        this->scales = scales + (static_cast<size_t>(first_tile + part / 2) * groups + group) * 32 + part % 2 * 16;
+        const bool takes = (group == 0 || group << group_shift < C::K) && first_tile + part / 2 < tiles;
+        to_scales = settled(takes ? C::SCALES + thread * 16 : 0);
     }
 
-    // One unit into a slot; the next time, the team's next one.
+    // One unit into a slot; the next time, the team's next one. Where the output ends inside a tile, what is beyond is zeros, or
+    // whatever was there: it meets only sums that are not stored. Beyond K it must be zeros.
     __device__ __forceinline__ void fetch(char* slot) {
-        const int thread = threadIdx.x % C::TEAM, there = left > 0 ? rows : 0;
-        char* to = slot + thread / 8 * C::ROW + (thread % 8 ^ thread / 8 % 2 * 4) * 16;
+        const int there = left > 0 ? rows : 0;
 #pragma unroll
         for (int i = 0; i < C::ROWS / ROW_STEP; ++i) {
-            copy_async(to + i * ROW_STEP * C::ROW, x + i * row_bytes, i * ROW_STEP < there);
+            copy_async(slot + to_rows + i * ROW_STEP * C::ROW, x + i * row_bytes, i * ROW_STEP < there);
         }
-        to = slot + C::WEIGHTS + thread / 32 * C::Unpack::BYTES + thread % 32 * 16;
-        if (C::Unpack::BYTES == 512 || thread % 32 < C::Unpack::BYTES / 16) {
 #pragma unroll
-            for (int i = 0; i < (C::TILES + TILE_STEP - 1) / TILE_STEP; ++i) {
-                if (C::TILES % TILE_STEP && i * TILE_STEP + thread / 32 >= C::TILES) break;
-                copy_async(to + i * TILE_STEP * C::Unpack::BYTES, weights + i * tile_bytes, i * TILE_STEP < tiles);
+        for (int i = 0; i < (C::TILES + TILE_STEP - 1) / TILE_STEP; ++i) {
+            if (C::TILES % TILE_STEP && i * TILE_STEP + threadIdx.x % C::TEAM / 32 >= C::TILES) break;
+            char* const to = slot + to_weights + i * TILE_STEP * C::Unpack::BYTES;
+#pragma unroll
+            for (int part = 0; part < C::Unpack::BYTES; part += 512) {
+                if (part + 512 > C::Unpack::BYTES && part + threadIdx.x % 32 * 16 >= C::Unpack::BYTES) break;
+                copy_async(to + part, weights + i * tile_bytes + part, i * TILE_STEP < tiles);
             }
         }
-        if (thread < 4 * C::TILES) {
-            copy_async(slot + C::SCALES + thread * 16, scales + static_cast<size_t>(unit * MMA_K >> group_shift) * 32, has_scales);
+        if (to_scales) {
+            copy_async(slot + to_scales, scales + static_cast<size_t>(unit * C::K >> group_shift) * 32, true);
         }
         x += C::TEAMS * C::ROW;
         weights += C::TEAMS * C::Unpack::BYTES;
-        left -= C::TEAMS * MMA_K;
+        left -= C::TEAMS * C::K;
         unit += C::TEAMS;
     }
 };
 
-// sum += the products of one unit. second: bytes from the scales of its first half to those of its second.
+// Where a lane finds its parts of a slot: B fragments, of a unit's first quarter, A fragments and scales.
 template <class C>
-__device__ __forceinline__ void multiply(const char* slot, int lane, int across, int down, int second,
-                                         float (&sum)[C::FRAGMENTS][C::COLUMNS][4]) {
-    const int g = lane / 4, t = lane % 4;
-    const char* const rows = slot + (down * C::COLUMNS * MMA_ROWS + g) * C::ROW;
-    const char* const weights = slot + C::WEIGHTS + across * C::FRAGMENTS * C::Unpack::BYTES;
-    const char* const scales = slot + C::SCALES + across * C::FRAGMENTS * 32 + g * 4;
+struct Places {
+    int rows, weights, scales, group_shift, lane;
+
+    __device__ __forceinline__ explicit Places(int group_shift) : group_shift(group_shift) {
+        lane = threadIdx.x % 32;
+        const int warp = threadIdx.x % C::TEAM / 32, across = warp % C::ACROSS, down = warp / C::ACROSS, g = lane / 4, t = lane % 4;
+        rows = settled((down * C::COLUMNS * MMA_ROWS + g) * C::ROW + (t ^ g % 2 * 4) * 16);
+        weights = settled(C::WEIGHTS + across * C::FRAGMENTS * C::Unpack::BYTES);
+        scales = settled(C::SCALES + across * C::FRAGMENTS * 32 + g * 4);
+    }
+};
+
+// sum += the products of one unit.
+template <class C>
+__device__ __forceinline__ void multiply(const char* slot, const Places<C>& at, float (&sum)[C::FRAGMENTS][C::COLUMNS][4]) {
     typename C::Unpack unpack[C::FRAGMENTS];
 #pragma unroll
-    for (int f = 0; f < C::FRAGMENTS; ++f) unpack[f].load(weights + f * C::Unpack::BYTES, lane);
+    for (int f = 0; f < C::FRAGMENTS; ++f) unpack[f].load(slot + at.weights + f * C::Unpack::BYTES, at.lane);
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
+    for (int quarter = 0; quarter < C::QUARTERS; ++quarter) {
+        const char* const rows = slot + (at.rows ^ quarter % 2 * 64) + quarter / 2 * 128;
+        const char* const scales = slot + at.scales + (quarter * 32 >> at.group_shift) * C::GROUP_SCALES;
         unsigned a[2][C::FRAGMENTS][4];
 #pragma unroll
         for (int f = 0; f < C::FRAGMENTS; ++f) {
-            const unsigned pair = *reinterpret_cast<const unsigned*>(scales + half * second + f * 32);
+            const unsigned pair = *reinterpret_cast<const unsigned*>(scales + f * 32);
             const unsigned scale[2] = {__byte_perm(pair, 0, 0x1010), __byte_perm(pair, 0, 0x3232)};  // of outputs g, g + 8
 #pragma unroll
             for (int p = 0; p < 2; ++p) {
-                unpack[f].fragment(2 * half + p, a[p][f]);
+                unpack[f].fragment(2 * quarter + p, a[p][f]);
 #pragma unroll
                 for (int i = 0; i < 4; ++i) a[p][f][i] = mul_pair(a[p][f][i], scale[i % 2]);
             }
@@ -145,7 +164,7 @@ __device__ __forceinline__ void multiply(const char* slot, int lane, int across,
             uint4 b[2];
 #pragma unroll
             for (int i = 0; i < 2; ++i) {
-                b[i] = *reinterpret_cast<const uint4*>(rows + (j + i) * MMA_ROWS * C::ROW + ((4 * half + t) ^ g % 2 * 4) * 16);
+                b[i] = *reinterpret_cast<const uint4*>(rows + (j + i) * MMA_ROWS * C::ROW);
             }
 #pragma unroll
             for (int p = 0; p < 2; ++p) {
@@ -164,8 +183,8 @@ __device__ __forceinline__ void multiply(const char* slot, int lane, int across,
 // The teams' sums of units begin to end - 1 into shared memory, one after the other: [TEAMS][ROWS][STRIDE].
 template <class C>
 __device__ __forceinline__ void multiply_units(Copies<C> copies, char* shared, int begin, int end) {
-    const int team = threadIdx.x / C::TEAM, warp = threadIdx.x % C::TEAM / 32, lane = threadIdx.x % 32;
-    const int across = warp % C::ACROSS, down = warp / C::ACROSS, second = copies.group_shift == 5 ? C::HALF_SCALES : 0;
+    const int team = threadIdx.x / C::TEAM;
+    const Places<C> places(copies.group_shift);
     char* const ring = shared + team * C::STAGES * C::SLOT;
     float sum[C::FRAGMENTS][C::COLUMNS][4] = {};
 #pragma unroll
@@ -180,11 +199,12 @@ __device__ __forceinline__ void multiply_units(Copies<C> copies, char* shared, i
         sync_team<C::TEAM>(team);  // all have the slot's contents, and none still reads the slot before
         if (copies.unit < end) copies.fetch(empty);
         commit_copies();
-        multiply<C>(full, lane, across, down, second, sum);
+        multiply<C>(full, places, sum);
         full = next(full);
         empty = next(empty);
     }
     __syncthreads();  // the sums lie where the rings were
+    const int warp = threadIdx.x % C::TEAM / 32, across = warp % C::ACROSS, down = warp / C::ACROSS, lane = threadIdx.x % 32;
     float* const to = reinterpret_cast<float*>(shared) + team * C::ROWS * C::STRIDE;
 #pragma unroll
     for (int f = 0; f < C::FRAGMENTS; ++f) {
@@ -245,7 +265,8 @@ __device__ __forceinline__ void mma_block(const half_t* __restrict__ x, const ch
                                           unsigned* __restrict__ arrived, int m, int n, int k, int group) {
     char* const shared = dynamic_shared();
     __shared__ bool last;
-    const int count = (n + MMA_N - 1) / MMA_N, units = (k + MMA_K - 1) / MMA_K, down = (m + C::ROWS - 1) / C::ROWS;
+    const int count = (n + MMA_N - 1) / MMA_N, units = (k + C::Unpack::STORED_K - 1) / C::Unpack::STORED_K * (C::Unpack::STORED_K / C::K);
+    const int down = (m + C::ROWS - 1) / C::ROWS;
     const int all = (count + C::TILES - 1) / C::TILES * down * units, block = blockIdx.x;
     const int end = share(block + 1, all);
     for (int at = share(block, all); at < end;) {

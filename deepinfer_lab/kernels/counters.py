@@ -40,7 +40,9 @@ class Counters:
 
     def _for_capture(self, count: int) -> torch.Tensor:
         if self._unused is None or len(self._unused) < count:
-            return torch.zeros(count, dtype=torch.int32, device=self._device)  # every replay clears them: right, but slower
+            return torch.zeros(
+                count, dtype=torch.int32, device=self._device
+            )  # every replay clears them: right, but slower
         taken, self._unused = self._unused[:count], self._unused[count:]
         return taken
 

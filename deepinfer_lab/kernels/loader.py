@@ -47,7 +47,9 @@ class Loader:
         shared = getattr(COMPILED[kernel], "shared", 0)
         limit = block_shared(self.device)
         if shared > limit:
-            raise KernelError(f"{kernel} needs {shared} bytes of shared memory, and a block may have {limit} on this device")
+            raise KernelError(
+                f"{kernel} needs {shared} bytes of shared memory, and a block may have {limit} on this device"
+            )
         function = self._module(kernel).get_function(entry)
         if shared > DEFAULT_SHARED:
             from cupy_backends.cuda.api import driver

@@ -67,7 +67,12 @@ OPS = MappingProxyType(
             Op("w3_dequantise", 256, "3-bit weights to dense fp16"),
             *_mma_ops(),
             *(
-                Op(cut.name, cut.threads, f"blocks of {cut.rows} rows times {cut.bits}-bit weights in tiles", cut.shared)
+                Op(
+                    cut.name,
+                    cut.threads,
+                    f"blocks of {cut.rows} rows times {cut.bits}-bit weights in tiles",
+                    cut.shared,
+                )
                 for cut in CUTS
             ),
         )

@@ -93,7 +93,9 @@ def test_rings_go_round_and_several_blocks_add_up(on_host, arrivals, make_weight
         assert error(outs[0], x, weight, bias) < 6e-4, blocks
         assert torch.equal(*outs), "the order in which blocks arrive must not matter"
     assert all((zeros == 0).all() for zeros in arrivals.taken)
-    assert [len(zeros) for zeros in arrivals.taken] == [2] * 2 * (len(counts) - (2 in counts))  # two blocks: a tile each
+    assert [len(zeros) for zeros in arrivals.taken] == [2] * 2 * (
+        len(counts) - (2 in counts)
+    )  # two blocks: a tile each
 
 
 @pytest.mark.parametrize("parts", range(1, 9))
@@ -155,7 +157,10 @@ def test_sums_beyond_float16_are_no_matter_unless_the_output_is(on_host, make_we
 def test_shared_memory_is_free_of_races(racing_host_ops, make_weight, monkeypatch, arrivals, name, blocks):
     monkeypatch.setattr(mma_block, "launch_op", racing_host_ops.launch)
     cut = BY_NAME[name]
-    weight, x = make_weight(4, 80, 64 * (cut.teams * cut.stages + 1), 64), activations(5, 64 * (cut.teams * cut.stages + 1))
+    weight, x = (
+        make_weight(4, 80, 64 * (cut.teams * cut.stages + 1), 64),
+        activations(5, 64 * (cut.teams * cut.stages + 1)),
+    )
     assert error(run(cut, blocks, x, weight), x, weight) < 6e-4
 
 

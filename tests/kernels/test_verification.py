@@ -25,7 +25,8 @@ NOT_YET_SANITISED = {
     *("rms_norm.cu", "silu_mul.cu"),
     *("rope_write.cuh", "rope_write_f16.cu", "rope_write_i8.cu"),
     *("dequantise.cuh", "w4_dequantise.cu", "w3_dequantise.cu", "merge_attention.cu", "spin.cu"),
-    *("mma_ptx.cuh", "mma_small.cuh", "mma_stored.cuh"),
+    *("mma_ptx.cuh", "mma_small.cuh", "mma_stored.cuh", "async_ptx.cuh", "mma_block.cuh"),
+    *(f"w4_mma_block_{outputs}_{rows}.cu" for outputs in (64, 192) for rows in (16, 32, 64, 128)),
     *(
         f"{name}_{rows}_{warps}.cu"
         for name in ("w4_mma", "w4_mma_stored", "w3_mma_stored")

@@ -15,8 +15,7 @@ from deepinfer_lab.kernels.gemv import (
     w4_gemv_batch_tile,
 )
 from deepinfer_lab.kernels.loader import preload
-from deepinfer_lab.kernels.mma_small import w4_mma_small
-from deepinfer_lab.kernels.mma_stored import w3_mma_stored, w4_mma_stored
+from deepinfer_lab.kernels.mma_small import w3_mma_small, w4_mma_small
 from deepinfer_lab.kernels.tiled_gemm import (
     w3_tiled_gemm,
     w3_tiled_gemm_split_k,
@@ -33,14 +32,13 @@ __all__ = [
     "w3_gemv_batch_tile",
     "w3_gemv_grid_y",
     "w3_gemv_warp_tile",
-    "w3_mma_stored",
+    "w3_mma_small",
     "w3_tiled_gemm",
     "w3_tiled_gemm_split_k",
     "w4_dequantise_cublas",
     "w4_gemv",
     "w4_gemv_batch_tile",
     "w4_mma_small",
-    "w4_mma_stored",
     "w4_tiled_gemm",
     "w4_tiled_gemm_split_k",
 ]
@@ -62,11 +60,11 @@ LAUNCHERS: MappingProxyType[str, Callable[..., torch.Tensor]] = MappingProxyType
             w3_tiled_gemm_split_k,
             w4_dequantise_cublas,
             w3_dequantise_cublas,
-            w4_mma_stored,
-            w3_mma_stored,
         )
     }
 )
 
 # The same for `catalogue.TILED`: (x, tiles, scales, n, group, bias=None, out=None) -> [M, N].
-TILED_LAUNCHERS: MappingProxyType[str, Callable[..., torch.Tensor]] = MappingProxyType({"w4_mma_small": w4_mma_small})
+TILED_LAUNCHERS: MappingProxyType[str, Callable[..., torch.Tensor]] = MappingProxyType(
+    {"w4_mma_small": w4_mma_small, "w3_mma_small": w3_mma_small}
+)

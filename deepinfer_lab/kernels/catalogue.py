@@ -126,27 +126,22 @@ class MmaProduct:
 
 
 # All that can multiply a weight as it is stored, by the name of its launcher.
-PRODUCTS: MappingProxyType[str, Kernel | DequantiseProduct | MmaProduct] = MappingProxyType(
+PRODUCTS: MappingProxyType[str, Kernel | DequantiseProduct] = MappingProxyType(
     {
         **KERNELS,
         **{
             name: DequantiseProduct(name, bits, "dequantise a slice of the weight, then multiply with cuBLAS")
             for name, bits in (("w4_dequantise_cublas", 4), ("w3_dequantise_cublas", 3))
         },
-        **{
-            name: MmaProduct(name, bits, "up to 32 rows share one read of the weights, on tensor cores")
-            for name, bits in (("w4_mma_stored", 4), ("w3_mma_stored", 3))
-        },
     }
 )
 
 
-# The same for a weight in tiles (`quant/tiles.py`), which a layer holds beside the stored one.
+# The same for a weight in tiles (`quant/tiles.py`).
 TILED = MappingProxyType(
     {
-        "w4_mma_small": MmaProduct(
-            "w4_mma_small", 4, "w4_mma_stored on weights that were re-packed into the order of its registers"
-        )
+        name: MmaProduct(name, bits, "up to 32 rows share one read of the weights, re-packed for tensor cores")
+        for name, bits in (("w4_mma_small", 4), ("w3_mma_small", 3))
     }
 )
 

@@ -15,11 +15,18 @@ MIN_CAPABILITY = (8, 0)  # of a device for these kernels: cuda/mma.cuh
 
 @dataclass(frozen=True)
 class Op:
-    """One kernel, in `cuda/<name>.cu`, its threads in a block, and what it does in a few words."""
+    """One kernel, in `cuda/<name>.cu`.
+
+    Attributes:
+        name: of the kernel and of its source. threads: in a block, or the most that a launch may ask for.
+        summary: what it does, in a few words.
+        shared: a launch gives it more shared memory than it declares.
+    """
 
     name: str
     threads: int
     summary: str
+    shared: bool = False
 
     @property
     def source(self) -> Path:
@@ -35,16 +42,18 @@ def _decode_ops() -> tuple[Op, ...]:
 
 
 def _mma_ops() -> tuple[Op, ...]:
-    kinds = (
-        ("w4_mma", "4-bit weights in tiles"),
-        ("w4_mma_stored", "4-bit weights as stored"),
-        ("w3_mma_stored", "3-bit weights as stored"),
-    )
-    return tuple(
-        Op(f"{name}_{rows}_{warps}", 32 * warps, f"up to {rows} rows times {weights}")
-        for name, weights in kinds
-        for rows in MMA_ROWS
-        for warps in MMA_WARPS
+    return (
+        *(
+            Op(f"w{bits}_mma_{rows}_{warps}", 32 * warps, f"up to {rows} rows times {bits}-bit weights in tiles")
+            for bits in (4, 3)
+            for rows in MMA_ROWS
+            for warps in MMA_WARPS
+        ),
+        *(
+            Op(f"w{bits}_mma_ring_{rows}", threads, f"up to {rows} rows times {bits}-bit weights in tiles", shared=True)
+            for bits in (4, 3)
+            for rows, threads in zip(MMA_ROWS, (512, 512, 384), strict=True)
+        ),
     )
 
 

@@ -94,10 +94,13 @@ class HostOps:
 
     process: subprocess.Popen
 
-    def launch(self, op: Op, grid: tuple[int, ...], tensors: tuple, *numbers: float) -> None:
+    def launch(
+        self, op: Op, grid: tuple[int, ...], tensors: tuple, *numbers: float, threads: int | None = None, shared: int = 0
+    ) -> None:
         """Run the kernel and copy what it left in its buffers back into the tensors."""
+        shape = *(*grid, 1)[:2], threads or op.threads
         spans = [None if t is None else self._storage(t) for t in tensors]
-        request = [struct.pack("6i", OP_NUMBERS[op.name], *(*grid, 1)[:2], op.threads, len(tensors), len(numbers))]
+        request = [struct.pack("7i", OP_NUMBERS[op.name], *shape, len(tensors), len(numbers), shared)]
         for span in spans:
             request += [struct.pack("q", -1)] if span is None else [struct.pack("q", span.nbytes), span.tobytes()]
         request.append(struct.pack(f"{len(numbers)}d", *map(float, numbers)))

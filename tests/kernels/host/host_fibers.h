@@ -3,7 +3,7 @@
 #include <functional>
 #include <ucontext.h>
 
-inline dim3 threadIdx, blockIdx, gridDim;
+inline dim3 threadIdx, blockIdx, blockDim, gridDim;
 
 struct Barrier {
     int expected = 0, arrived = 0, generation = 0;
@@ -66,6 +66,7 @@ template <class Kernel>
 void launch(dim3 grid, int threads, Kernel kernel) {
     body = kernel;
     gridDim = grid;
+    blockDim = {threads};
     while (static_cast<int>(fibers.size()) < threads) fibers.push_back(std::make_unique<Fiber>());
     for (blockIdx.z = 0; blockIdx.z < grid.z; ++blockIdx.z)
         for (blockIdx.y = 0; blockIdx.y < grid.y; ++blockIdx.y)

@@ -24,14 +24,13 @@ import torch
 from deepinfer_lab.kernels.catalogue import GROUPS, MAX_GRID_Y, TILED
 from deepinfer_lab.kernels.check import MAX_INT
 from deepinfer_lab.kernels.loader import RESERVED_SHARED, launch_op, max_shared, multiprocessors
-from deepinfer_lab.kernels.ops_catalogue import MMA_ROWS, MMA_WARPS, OPS
+from deepinfer_lab.kernels.ops_catalogue import MMA_ROWS, OPS
 from deepinfer_lab.kernels.ops_check import expect, require
 
 Maybe = torch.Tensor | None
 UNIT_N, UNIT_K = 16, 128
-# What a multiprocessor holds at once, by activation rows of a block; registers limit both.
-RESIDENT = {8: 2, 16: 1, 32: 1}  # blocks of 16 warps of `cuda/mma_small.cuh`
-RING_WARPS = {8: 32, 16: 16, 32: 12}  # warps of `cuda/mma_ring.cuh`
+# Warps of `cuda/mma_ring.cuh` that a multiprocessor holds at once, by activation rows of a block: registers limit them.
+RING_WARPS = {8: 32, 16: 16, 32: 12}
 RING_STAGES = 4  # units on their way to a warp
 
 
@@ -78,11 +77,11 @@ def plan(bits: int, m: int, n: int, k: int, group: int, card: Card) -> Plan:
 
 
 def register_plan(bits: int, m: int, n: int, card: Card) -> Plan:
-    """`cuda/mma_small.cuh`: many warps where the card holds all blocks at once nevertheless, so that few blocks fill it too."""
-    rows, (few, many) = _rows(m), MMA_WARPS
-    blocks = -(-n // UNIT_N)
-    warps = many if blocks <= card.multiprocessors * RESIDENT[rows] else few
-    return Plan(f"w{bits}_mma_{rows}_{warps}", (-(-m // rows), blocks), warps)
+    """`cuda/mma_small.cuh`: blocks of 16 outputs where each finds a multiprocessor to itself, otherwise of 32, which read the
+    activations half as often. For 32 rows that would take more registers than there are."""
+    rows, count = _rows(m), -(-n // UNIT_N)
+    pair = count > card.multiprocessors and rows < 32
+    return Plan(f"w{bits}_mma_{rows}" + "_pair" * pair, (-(-m // rows), -(-count // (1 + pair))), 16)
 
 
 def ring_plan(bits: int, m: int, n: int, k: int, group: int, card: Card) -> Plan | None:

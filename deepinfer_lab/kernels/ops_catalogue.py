@@ -9,7 +9,7 @@ from types import MappingProxyType
 from deepinfer_lab.kernels.catalogue import KERNELS, SOURCES, Kernel
 
 HEAD_DIMS = (64, 80, 96, 128)  # that paged attention is compiled for
-MMA_ROWS, MMA_WARPS = (8, 16, 32), (8, 16)  # activation rows and warps of a block, on tensor cores
+MMA_ROWS = (8, 16, 32)  # activation rows of a block on tensor cores
 MIN_CAPABILITY = (8, 0)  # of a device for these kernels: cuda/mma.cuh
 
 
@@ -44,10 +44,9 @@ def _decode_ops() -> tuple[Op, ...]:
 def _mma_ops() -> tuple[Op, ...]:
     return (
         *(
-            Op(f"w{bits}_mma_{rows}_{warps}", 32 * warps, f"up to {rows} rows times {bits}-bit weights in tiles")
+            Op(f"w{bits}_mma_{kind}", 512, f"rows (up to {kind.split('_')[0]}) times {bits}-bit weights in tiles")
             for bits in (4, 3)
-            for rows in MMA_ROWS
-            for warps in MMA_WARPS
+            for kind in ("8", "8_pair", "16", "16_pair", "32")
         ),
         *(
             Op(f"w{bits}_mma_ring_{rows}", threads, f"up to {rows} rows times {bits}-bit weights in tiles", shared=True)

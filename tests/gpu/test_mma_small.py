@@ -59,16 +59,18 @@ def test_the_shapes_of_real_layers(problem, body, name, n, k):
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("warps", [8, 16])
-def test_either_number_of_warps(problem, monkeypatch, name, warps):
-    def with_warps(bits: int, m: int, n: int, k: int, group: int, card: Card) -> Plan:
-        rows = next((rows for rows in (8, 16, 32) if m <= rows), 32)
-        return Plan(f"w{bits}_mma_{rows}_{warps}", (-(-m // rows), -(-n // 16)), warps)
+@pytest.mark.parametrize("pair", [False, True])
+def test_outputs_in_pairs_or_not(problem, monkeypatch, name, pair):
+    def paired(bits: int, m: int, n: int, k: int, group: int, card: Card) -> Plan:
+        rows = 8 if m <= 8 else 16
+        op, columns = (f"w{bits}_mma_{rows}_pair", 32) if pair else (f"w{bits}_mma_{rows}", 16)
+        return Plan(op, (-(-m // rows), -(-n // columns)), 16)
 
-    monkeypatch.setattr(mma_small, "plan", with_warps)
+    monkeypatch.setattr(mma_small, "plan", paired)
     for m in EVERY_M:
-        for group in (32, 128):
-            problem(name, m, 333, 4096 + group, group).check(name)
+        for n in (1, 16, 33, 64, 333):
+            for group in (32, 64, 128):
+                problem(name, m, n, 4096 + group, group).check(name)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -84,11 +86,12 @@ def test_blocks_that_stay_for_many_outputs(problem, monkeypatch, name, warps, st
 def test_both_kernels_give_the_same_bits(problem, monkeypatch, name):
     """Warps take the same units and add up in the same order."""
     p = problem(name, 8, 333, 2048, 128, bias=True)
-    monkeypatch.setattr(mma_small, "plan", partial(ring_of, 8, 1000))
-    ring = p.run(name)
     bits = p.weight.bits
-    monkeypatch.setattr(mma_small, "plan", lambda *_: Plan(f"w{bits}_mma_8_8", (1, 21), 8))
-    assert torch.equal(p.run(name), ring)
+    for chosen in (Plan(f"w{bits}_mma_8", (1, 21), 16), Plan(f"w{bits}_mma_8_pair", (1, 11), 16)):
+        monkeypatch.setattr(mma_small, "plan", partial(ring_of, 16, 1000))
+        ring = p.run(name)
+        monkeypatch.setattr(mma_small, "plan", lambda *_, chosen=chosen: chosen)
+        assert torch.equal(p.run(name), ring)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -28,16 +28,6 @@ __device__ __forceinline__ void mma_ring_block(const half_t* __restrict__ x, con
     float* const partial = reinterpret_cast<float*>(shared + warps * STAGES * STAGE);
     unsigned char* const staged = reinterpret_cast<unsigned char*>(partial + warps * 128 * TILES);
 
-    for (int row = 0; row < rows; ++row) {
-        for (int at = threadIdx.x * UNIT; at < units * MMA_K; at += blockDim.x * UNIT) {
-            uint4* const to = reinterpret_cast<uint4*>(staged + row * ring_row(units) + at * 2);
-            // Weights beyond K are zeros. Activations must be zeros too: 0 times infinity is not.
-            if (at < k) copy_async<16>(to, x + static_cast<size_t>(first_row + row) * k + at);
-            else *to = {};
-        }
-    }
-    commit_copies();
-
     // What the lane sends next, and whereto. These go along from step to step: from the step's number the compiler would work
     // them out each time anew, in twice as many instructions as it takes to send.
     int tile_ahead = blockIdx.y, step_ahead = 0, stage_ahead = 0;
@@ -52,7 +42,6 @@ __device__ __forceinline__ void mma_ring_block(const half_t* __restrict__ x, con
 #pragma unroll
             for (int i = 0; i < SCALES; ++i) copy_async<4>(scale_slot + 128 * i, scale + MMA_ROWS * i);
         }
-        commit_copies();  // of nothing, too: wait_copies counts
         weights += warps * BYTES, scale += warps * SCALES * MMA_ROWS;
         if (++step_ahead == steps) {
             step_ahead = 0, tile_ahead += gridDim.y;
@@ -61,14 +50,24 @@ __device__ __forceinline__ void mma_ring_block(const half_t* __restrict__ x, con
         slot += BYTES, scale_slot += SCALE_BYTES;
         if (++stage_ahead == STAGES) stage_ahead = 0, slot -= STAGES * BYTES, scale_slot -= STAGES * SCALE_BYTES;
     };
+    send();
+    for (int row = 0; row < rows; ++row) {  // behind the first weights, which take longer to come
+        for (int at = threadIdx.x * UNIT; at < units * MMA_K; at += blockDim.x * UNIT) {
+            uint4* const to = reinterpret_cast<uint4*>(staged + row * ring_row(units) + at * 2);
+            // Weights beyond K are zeros. Activations must be zeros too: 0 times infinity is not.
+            if (at < k) copy_async<16>(to, x + static_cast<size_t>(first_row + row) * k + at);
+            else *to = {};
+        }
+    }
+    commit_copies();
 #pragma unroll
-    for (int stage = 0; stage < STAGES; ++stage) send();
+    for (int stage = 1; stage < STAGES; ++stage) send(), commit_copies();
     const unsigned char* row[TILES];
 #pragma unroll
     for (int i = 0; i < TILES; ++i) {  // past the end: the last row once more, never stored
         row[i] = staged + min(MMA_ROWS * i + g, rows - 1) * ring_row(units) + warp * (MMA_K * 2) + 16 * t;
     }
-    wait_copies<STAGES>();
+    wait_copies<STAGES - 1>();
     __syncthreads();
 
     for (int tile = blockIdx.y; tile < count; tile += gridDim.y) {
@@ -92,6 +91,7 @@ __device__ __forceinline__ void mma_ring_block(const half_t* __restrict__ x, con
                 }
             }
             send();
+            commit_copies();  // of nothing, too: wait_copies counts
 #pragma unroll
             for (int i = 0; i < TILES; ++i) row[i] += warps * (MMA_K * 2);
         }

@@ -17,18 +17,16 @@
 #include "rope_write_f16.cu"
 #include "rope_write_i8.cu"
 #include "merge_attention.cu"
-#include "w4_mma_8_8.cu"
-#include "w4_mma_8_16.cu"
-#include "w4_mma_16_8.cu"
-#include "w4_mma_16_16.cu"
-#include "w4_mma_32_8.cu"
-#include "w4_mma_32_16.cu"
-#include "w3_mma_8_8.cu"
-#include "w3_mma_8_16.cu"
-#include "w3_mma_16_8.cu"
-#include "w3_mma_16_16.cu"
-#include "w3_mma_32_8.cu"
-#include "w3_mma_32_16.cu"
+#include "w4_mma_8.cu"
+#include "w4_mma_8_pair.cu"
+#include "w4_mma_16.cu"
+#include "w4_mma_16_pair.cu"
+#include "w4_mma_32.cu"
+#include "w3_mma_8.cu"
+#include "w3_mma_8_pair.cu"
+#include "w3_mma_16.cu"
+#include "w3_mma_16_pair.cu"
+#include "w3_mma_32.cu"
 #include "w4_mma_ring_8.cu"
 #include "w4_mma_ring_16.cu"
 #include "w4_mma_ring_32.cu"
@@ -52,9 +50,12 @@ int main() {
     const Decode decode[] = {paged_decode_f16_64, paged_decode_f16_80, paged_decode_f16_96, paged_decode_f16_128,
                              paged_decode_i8_64,  paged_decode_i8_80,  paged_decode_i8_96,  paged_decode_i8_128};
     constexpr int FIRST_PRODUCT = 17;
-    const decltype(&w4_mma_8_8) products[] = {w4_mma_8_8, w4_mma_8_16, w4_mma_16_8, w4_mma_16_16, w4_mma_32_8, w4_mma_32_16, w3_mma_8_8,
-                                              w3_mma_8_16, w3_mma_16_8, w3_mma_16_16, w3_mma_32_8, w3_mma_32_16, w4_mma_ring_8, w4_mma_ring_16,
-                                              w4_mma_ring_32, w3_mma_ring_8, w3_mma_ring_16, w3_mma_ring_32};
+    const decltype(&w4_mma_8) products[] = {
+        w4_mma_8, w4_mma_8_pair, w4_mma_16, w4_mma_16_pair, w4_mma_32,
+        w3_mma_8, w3_mma_8_pair, w3_mma_16, w3_mma_16_pair, w3_mma_32,
+        w4_mma_ring_8, w4_mma_ring_16, w4_mma_ring_32,
+        w3_mma_ring_8, w3_mma_ring_16, w3_mma_ring_32,
+    };
     int h[7];
     while (std::fread(h, sizeof h, 1, stdin) == 1) {
         std::vector<Buffer> b(h[4]);

@@ -19,7 +19,6 @@ LOOKS: Mapping[str, tuple[str, str]] = MappingProxyType(
         "gemv_warp_tile": (PALETTE[2], "^"),
         "tiled_gemm": (PALETTE[3], "D"),
         "tiled_gemm_split_k": ("#8C510A", "P"),
-        "mma_stored": ("#1B7837", "h"),
         "dequant_cublas": (PALETTE[4], "v"),
         "dequantise_cublas": (PALETTE[4], "<"),
         "cublas_fp16": (PALETTE[6], "x"),

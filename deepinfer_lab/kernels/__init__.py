@@ -15,9 +15,8 @@ from deepinfer_lab.kernels.gemv import (
     w4_gemv_batch_tile,
 )
 from deepinfer_lab.kernels.loader import preload
-from deepinfer_lab.kernels.mma_block import w4_mma_block
-from deepinfer_lab.kernels.mma_small import w4_mma_small
-from deepinfer_lab.kernels.mma_stored import w3_mma_stored, w4_mma_stored
+from deepinfer_lab.kernels.mma_block import w3_mma_block, w4_mma_block
+from deepinfer_lab.kernels.mma_small import w3_mma_small, w4_mma_small
 from deepinfer_lab.kernels.tiled_gemm import (
     w3_tiled_gemm,
     w3_tiled_gemm_split_k,
@@ -34,7 +33,8 @@ __all__ = [
     "w3_gemv_batch_tile",
     "w3_gemv_grid_y",
     "w3_gemv_warp_tile",
-    "w3_mma_stored",
+    "w3_mma_block",
+    "w3_mma_small",
     "w3_tiled_gemm",
     "w3_tiled_gemm_split_k",
     "w4_dequantise_cublas",
@@ -42,7 +42,6 @@ __all__ = [
     "w4_gemv_batch_tile",
     "w4_mma_block",
     "w4_mma_small",
-    "w4_mma_stored",
     "w4_tiled_gemm",
     "w4_tiled_gemm_split_k",
 ]
@@ -64,13 +63,11 @@ LAUNCHERS: MappingProxyType[str, Callable[..., torch.Tensor]] = MappingProxyType
             w3_tiled_gemm_split_k,
             w4_dequantise_cublas,
             w3_dequantise_cublas,
-            w4_mma_stored,
-            w3_mma_stored,
         )
     }
 )
 
 # The same for `catalogue.TILED`: (x, tiles, scales, n, group, bias=None, out=None) -> [M, N].
 TILED_LAUNCHERS: MappingProxyType[str, Callable[..., torch.Tensor]] = MappingProxyType(
-    {"w4_mma_small": w4_mma_small, "w4_mma_block": w4_mma_block}
+    {launcher.__name__: launcher for launcher in (w4_mma_small, w3_mma_small, w4_mma_block, w3_mma_block)}
 )

@@ -126,30 +126,26 @@ class MmaProduct:
 
 
 # All that can multiply a weight as it is stored, by the name of its launcher.
-PRODUCTS: MappingProxyType[str, Kernel | DequantiseProduct | MmaProduct] = MappingProxyType(
+PRODUCTS: MappingProxyType[str, Kernel | DequantiseProduct] = MappingProxyType(
     {
         **KERNELS,
         **{
             name: DequantiseProduct(name, bits, "dequantise a slice of the weight, then multiply with cuBLAS")
             for name, bits in (("w4_dequantise_cublas", 4), ("w3_dequantise_cublas", 3))
         },
-        **{
-            name: MmaProduct(name, bits, "up to 32 rows share one read of the weights, on tensor cores")
-            for name, bits in (("w4_mma_stored", 4), ("w3_mma_stored", 3))
-        },
     }
 )
 
 
-# The same for a weight in tiles (`quant/tiles.py`), which a layer holds beside the stored one.
+# The same for a weight in tiles (`quant/tiles.py`).
 TILED = MappingProxyType(
     {
-        "w4_mma_small": MmaProduct(
-            "w4_mma_small", 4, "w4_mma_stored on weights that were re-packed into the order of its registers"
-        ),
-        "w4_mma_block": MmaProduct(
-            "w4_mma_block", 4, "w4_mma_small's weights, and up to 128 rows share what a block has copied ahead", 64
-        ),
+        f"w{bits}_mma_{kind}": MmaProduct(f"w{bits}_mma_{kind}", bits, f"{summary}, re-packed for tensor cores")
+        for kind, summary in (
+            ("small", "up to 32 rows share one read of the weights"),
+            ("block", "up to 128 rows share one read of the weights"),
+        )
+        for bits in (4, 3)
     }
 )
 

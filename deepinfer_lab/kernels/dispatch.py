@@ -146,6 +146,11 @@ def needs_tiles(bits: int, table: Sequence[Row]) -> bool:
     return any(row.bits == bits and row.kernel in TILED for row in table)
 
 
+def needs_stored(bits: int, table: Sequence[Row]) -> bool:
+    """Whether some M of weights of so many bits goes to a kernel that takes them as they are stored."""
+    return any(row.bits == bits and row.kernel not in TILED for row in table)
+
+
 def _product(name: str) -> Kernel | DequantiseProduct | MmaProduct:
     return TILED[name] if name in TILED else PRODUCTS[name]
 

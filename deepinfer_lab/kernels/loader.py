@@ -14,9 +14,11 @@ from deepinfer_lab.kernels.catalogue import ADD_PARTIALS, KERNELS, Kernel
 from deepinfer_lab.kernels.check import Operands
 from deepinfer_lab.kernels.compiler import arch_for, compile_kernel
 from deepinfer_lab.kernels.counters import counters
-from deepinfer_lab.kernels.ops_catalogue import COMPILED, MIN_CAPABILITY, OPS, Op
+from deepinfer_lab.kernels.ops_catalogue import MIN_CAPABILITY, OPS, Op
 
-DEFAULT_SHARED = 48 * 1024  # bytes: a kernel must be allowed more by name
+RESERVED_SHARED = (
+    1024  # bytes, of each block: CUDA C++ Programming Guide, "Shared Memory" of compute capability 8.x and later
+)
 
 
 class Loader:
@@ -44,17 +46,12 @@ class Loader:
         return found
 
     def _load(self, kernel: str, entry: str) -> Any:
-        shared = getattr(COMPILED[kernel], "shared", 0)
-        limit = block_shared(self.device)
-        if shared > limit:
-            raise KernelError(
-                f"{kernel} needs {shared} bytes of shared memory, and a block may have {limit} on this device"
-            )
         function = self._module(kernel).get_function(entry)
-        if shared > DEFAULT_SHARED:
+        if kernel in OPS and OPS[kernel].shared:
             from cupy_backends.cuda.api import driver
 
-            driver.funcSetAttribute(function.ptr, driver.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, shared)
+            limit = driver.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES  # 48 KiB unless it is asked for
+            driver.funcSetAttribute(function.ptr, limit, max_shared(self.device))
         return function
 
     def _module(self, kernel: str) -> Any:
@@ -84,9 +81,8 @@ def preload(device: torch.device | str = "cuda") -> None:
         if kernel.split_k:
             kernels.function(kernel.name, ADD_PARTIALS)
     if torch.cuda.get_device_capability(kernels.device) >= MIN_CAPABILITY:
-        for op in OPS.values():
-            if op.shared <= block_shared(kernels.device):  # the others no launcher asks for
-                kernels.function(op.name)
+        for name in OPS:
+            kernels.function(name)
         counters(kernels.device).reserve()
 
 
@@ -121,7 +117,7 @@ def _enqueue(
     scalars = [number if isinstance(number, np.number) else np.int32(number) for number in numbers]
     with torch.cuda.device(device):
         stream = _cupy_stream(torch.cuda.current_stream(device).cuda_stream)
-        function(grid, (threads,), (*map(np.uint64, pointers), *scalars), shared, stream=stream)
+        function(grid, (threads,), (*map(np.uint64, pointers), *scalars), shared_mem=shared, stream=stream)
 
 
 def launch(kernel: Kernel, operands: Operands) -> torch.Tensor:
@@ -139,12 +135,20 @@ def launch(kernel: Kernel, operands: Operands) -> torch.Tensor:
     return o.out
 
 
-def launch_op(op: Op, grid: tuple[int, ...], tensors: Sequence[torch.Tensor | None], *numbers: int | np.number) -> None:
+def launch_op(
+    op: Op,
+    grid: tuple[int, ...],
+    tensors: Sequence[torch.Tensor | None],
+    *numbers: int | np.number,
+    threads: int | None = None,
+    shared: int = 0,
+) -> None:
     """Enqueue a kernel of `ops_catalogue`: pointers first (null for None), then numbers, int32 unless of another NumPy type.
 
-    The first tensor says on which device.
+    The first tensor says on which device. threads: of a block, None for the catalogue's number. shared: bytes of shared memory
+    beyond what the kernel declares.
     """
-    _enqueue(loader(tensors[0].device.index).function(op.name), grid, op.threads, tensors, numbers, op.shared)
+    _enqueue(loader(tensors[0].device.index).function(op.name), grid, threads or op.threads, tensors, numbers, shared)
 
 
 def launch_split_k(kernel: Kernel, operands: Operands) -> torch.Tensor:
@@ -168,8 +172,6 @@ def multiprocessors(device: int) -> int:
 
 
 @functools.cache
-def block_shared(device: int) -> int:
-    """Bytes of shared memory that a block may have on the device, if its kernel asks for them by name."""
-    from cupy.cuda import runtime
-
-    return runtime.deviceGetAttribute(runtime.cudaDevAttrMaxSharedMemoryPerBlockOptin, device)
+def max_shared(device: int) -> int:
+    """Bytes of shared memory that one block may have: all of a multiprocessor's but what each block loses to the system."""
+    return torch.cuda.get_device_properties(device).shared_memory_per_multiprocessor - RESERVED_SHARED

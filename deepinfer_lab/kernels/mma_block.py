@@ -1,4 +1,21 @@
-"""Launcher of the tensor-core kernel for some dozens of rows, on weights in tiles (`quant/tiles.py`, `cuda/mma_block.cuh`)."""
+"""Launchers of the tensor-core kernels for some dozens of rows, on weights in tiles (`quant/tiles.py`, `cuda/mma_block.cuh`).
+
+x[M, K] @ weight[N, K].T + bias[N], the weight as `TiledWeight` has it. Made for M from 9 to some hundreds, right for any: up to
+128 rows share one read of the weights. Weights times scales are rounded to float16, as a dequantised weight is; sums are float32,
+added always in the same order. A row's result is the same bits for every M that has the same plan.
+
+Args:
+    x: float16 [M, K] on a CUDA device. Copied where it is not contiguous or not 16-byte aligned.
+    tiles: uint8 [ceil(N / 16), ceil(K / 128), 256 * bits]. scales: float16 [ceil(N / 16), ceil(K / 128) * 128 / group, 8, 2].
+    n: N. group: 32, 64 or 128, a divisor of K. bias: float16 [N], or None.
+    out: float16 [M, N], contiguous, to write into; None allocates it.
+
+Returns:
+    float16 [M, N].
+
+Raises:
+    KernelError: a shape, dtype, layout or device outside these limits.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,12 +25,13 @@ import torch
 from deepinfer_lab.kernels.catalogue import GROUPS, TILED
 from deepinfer_lab.kernels.check import MAX_INT
 from deepinfer_lab.kernels.counters import counters
-from deepinfer_lab.kernels.loader import block_shared, launch_op, multiprocessors
+from deepinfer_lab.kernels.loader import launch_op, max_shared, multiprocessors
 from deepinfer_lab.kernels.mma_cuts import CUTS, Cut
-from deepinfer_lab.kernels.mma_small import UNIT_BYTES, UNIT_K, UNIT_N
+from deepinfer_lab.kernels.mma_small import UNIT_K, UNIT_N, unit_bytes
 from deepinfer_lab.kernels.ops_catalogue import OPS
 from deepinfer_lab.kernels.ops_check import expect, require
 
+Maybe = torch.Tensor | None
 MAX_K = 2**22  # so that offsets within a block's rows fit 32 bits
 # What a plan is chosen by, in cycles of a multiprocessor of the H200; only their relations matter.
 PRODUCT = 6.5 / 4  # one m16n8k16, four at a time
@@ -30,7 +48,7 @@ class Plan:
 
 
 def plan(bits: int, m: int, n: int, k: int, multiprocessors: int, shared: int) -> Plan:
-    """The plan that a rough model of the card calls fastest. `deepinfer_lab` measures elsewhere; a model knows every shape.
+    """The plan that a rough model of the card calls fastest: no shape comes unforeseen.
 
     Args:
         shared: bytes of shared memory that a block may have.
@@ -81,27 +99,37 @@ def w4_mma_block(
     scales: torch.Tensor,
     n: int,
     group: int,
-    bias: torch.Tensor | None = None,
-    out: torch.Tensor | None = None,
+    bias: Maybe = None,
+    out: Maybe = None,
 ) -> torch.Tensor:
-    """x[M, K] @ weight[N, K].T + bias[N], the weight as `TiledWeight` has it; made for M from 9 to some hundreds, right for any.
+    """Four bits."""
+    return _multiply(4, x, tiles, scales, n, group, bias, out)
 
-    Weights times scales are rounded to float16, as a dequantised weight is; sums are float32, added always in the same order.
-    A row's result is the same bits for every M that has the same plan. Up to 128 rows share one read of the weights.
 
-    Args:
-        x: float16 [M, K] on a CUDA device. Copied where it is not contiguous or not 16-byte aligned.
-        tiles: uint8 [ceil(N / 16), ceil(K / 64), 512]. scales: float16 [ceil(N / 16), ceil(K / 64) * 64 / group, 8, 2].
-        n: N. group: 32, 64 or 128, a divisor of K. bias: float16 [N], or None.
-        out: float16 [M, N], contiguous, to write into; None allocates it.
+def w3_mma_block(
+    x: torch.Tensor,
+    tiles: torch.Tensor,
+    scales: torch.Tensor,
+    n: int,
+    group: int,
+    bias: Maybe = None,
+    out: Maybe = None,
+) -> torch.Tensor:
+    """Three bits."""
+    return _multiply(3, x, tiles, scales, n, group, bias, out)
 
-    Returns:
-        float16 [M, N].
 
-    Raises:
-        KernelError: a shape, dtype, layout or device outside these limits.
-    """
-    product = TILED["w4_mma_block"]
+def _multiply(
+    bits: int,
+    x: torch.Tensor,
+    tiles: torch.Tensor,
+    scales: torch.Tensor,
+    n: int,
+    group: int,
+    bias: Maybe,
+    out: Maybe,
+) -> torch.Tensor:
+    product = TILED[f"w{bits}_mma_block"]
     name = product.name
     require(x.dtype == torch.float16, f"{name}: x has dtype {x.dtype}, must be torch.float16")
     require(x.dim() == 2, f"{name}: x has shape {tuple(x.shape)}, must be [M, K]")
@@ -116,7 +144,7 @@ def w4_mma_block(
         f"{name}: x requires a gradient and this kernel has no backward pass; call it under torch.inference_mode()",
     )
     count, units = -(-n // UNIT_N), -(-k // UNIT_K)
-    expect(name, "tiles", tiles, torch.uint8, (count, units, UNIT_BYTES), x.device, aligned=True)
+    expect(name, "tiles", tiles, torch.uint8, (count, units, unit_bytes(bits)), x.device, aligned=True)
     expect(name, "scales", scales, torch.float16, (count, units * UNIT_K // group, 8, 2), x.device, aligned=True)
     if bias is not None:
         expect(name, "bias", bias, torch.float16, (n,), x.device)
@@ -126,8 +154,7 @@ def w4_mma_block(
     out = torch.empty(m, n, dtype=torch.float16, device=x.device) if out is None else out
     expect(name, "out", out, torch.float16, (m, n), x.device)
     device = x.device.index
-    chosen = plan(product.bits, m, n, k, multiprocessors(device), block_shared(device))
-    run(chosen, x, tiles, scales, bias, out, group)
+    run(plan(bits, m, n, k, multiprocessors(device), max_shared(device)), x, tiles, scales, bias, out, group)
     return out
 
 
@@ -136,11 +163,11 @@ def run(
     x: torch.Tensor,
     tiles: torch.Tensor,
     scales: torch.Tensor,
-    bias: torch.Tensor | None,
+    bias: Maybe,
     out: torch.Tensor,
     group: int,
 ) -> None:
-    """Enqueue this plan. Arguments as those of `w4_mma_block`, already checked."""
+    """Enqueue this plan, without a look at the operands."""
     (m, k), n, cut = x.shape, out.shape[1], chosen.cut
     parts = tiles_of(cut, m, n)
     require(parts * units_of(cut, k) <= MAX_INT, f"{cut.name}: M x N x K = {m} x {n} x {k} is too large")
@@ -148,4 +175,5 @@ def run(
     if chosen.blocks != parts:  # some tile has several blocks
         partial = torch.empty(2 * chosen.blocks, cut.rows, cut.outputs, dtype=torch.float32, device=x.device)
         arrived = counters(x.device.index).take(parts)
-    launch_op(OPS[cut.name], (chosen.blocks,), (x, tiles, scales, bias, out, partial, arrived), m, n, k, group)
+    tensors = (x, tiles, scales, bias, out, partial, arrived)
+    launch_op(OPS[cut.name], (chosen.blocks,), tensors, m, n, k, group, shared=cut.shared)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-UNIT_N, UNIT_K = 16, {4: 64}  # outputs and, for its bits, k of a unit of weights
+UNIT_N, UNIT_K = 16, {4: 64, 3: 128}  # outputs and, for its bits, k of a unit of weights
 WARP, QUARTER = 32, 32  # threads; k of a quarter of a unit
 
 
@@ -58,4 +58,12 @@ CUTS = (
     Cut(4, 192, 64, across=4, down=1, teams=2, stages=5, resident=1),
     Cut(4, 64, 128, across=2, down=2, teams=1, stages=4, resident=2),
     Cut(4, 192, 128, across=4, down=2, teams=1, stages=6, resident=1),
+    Cut(3, 64, 16, across=1, down=1, teams=4, stages=3, resident=2),
+    Cut(3, 192, 16, across=4, down=1, teams=3, stages=3, resident=1),
+    Cut(3, 64, 32, across=2, down=1, teams=2, stages=4, resident=2),
+    Cut(3, 192, 32, across=4, down=1, teams=3, stages=3, resident=1),
+    Cut(3, 64, 64, across=2, down=1, teams=2, stages=2, resident=2),
+    Cut(3, 192, 64, across=4, down=1, teams=2, stages=3, resident=1),
+    Cut(3, 64, 128, across=2, down=2, teams=1, stages=2, resident=2),
+    Cut(3, 192, 128, across=4, down=2, teams=1, stages=3, resident=1),
 )

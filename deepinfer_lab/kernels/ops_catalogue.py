@@ -10,19 +10,24 @@ from deepinfer_lab.kernels.catalogue import KERNELS, SOURCES, Kernel
 from deepinfer_lab.kernels.mma_cuts import CUTS
 
 HEAD_DIMS = (64, 80, 96, 128)  # that paged attention is compiled for
-MMA_ROWS, MMA_WARPS = (8, 16, 32), (8, 16)  # activation rows and warps of a block, on tensor cores
+MMA_ROWS = (8, 16, 32)  # activation rows of a block on tensor cores
 MIN_CAPABILITY = (8, 0)  # of a device for these kernels: cuda/mma.cuh
 
 
 @dataclass(frozen=True)
 class Op:
-    """One kernel, in `cuda/<name>.cu`, its threads in a block, what it does in a few words, and the bytes of shared memory that
-    a block is launched with beside what the source declares."""
+    """One kernel, in `cuda/<name>.cu`.
+
+    Attributes:
+        name: of the kernel and of its source. threads: in a block, or the most that a launch may ask for.
+        summary: what it does, in a few words.
+        shared: a launch gives it more shared memory than it declares.
+    """
 
     name: str
     threads: int
     summary: str
-    shared: int = 0
+    shared: bool = False
 
     @property
     def source(self) -> Path:
@@ -38,16 +43,17 @@ def _decode_ops() -> tuple[Op, ...]:
 
 
 def _mma_ops() -> tuple[Op, ...]:
-    kinds = (
-        ("w4_mma", "4-bit weights in tiles"),
-        ("w4_mma_stored", "4-bit weights as stored"),
-        ("w3_mma_stored", "3-bit weights as stored"),
-    )
-    return tuple(
-        Op(f"{name}_{rows}_{warps}", 32 * warps, f"up to {rows} rows times {weights}")
-        for name, weights in kinds
-        for rows in MMA_ROWS
-        for warps in MMA_WARPS
+    return (
+        *(
+            Op(f"w{bits}_mma_{kind}", 512, f"rows (up to {kind.split('_')[0]}) times {bits}-bit weights in tiles")
+            for bits in (4, 3)
+            for kind in ("8", "8_pair", "16", "16_pair", "32")
+        ),
+        *(
+            Op(f"w{bits}_mma_ring_{rows}", threads, f"up to {rows} rows times {bits}-bit weights in tiles", shared=True)
+            for bits in (4, 3)
+            for rows, threads in zip(MMA_ROWS, (512, 512, 384), strict=True)
+        ),
     )
 
 
@@ -71,7 +77,7 @@ OPS = MappingProxyType(
                     cut.name,
                     cut.threads,
                     f"blocks of {cut.rows} rows times {cut.bits}-bit weights in tiles",
-                    cut.shared,
+                    shared=True,
                 )
                 for cut in CUTS
             ),

@@ -27,11 +27,6 @@ class Multiprocessor:
     shared: int
     reserved: int = 1024
 
-    @property
-    def block_shared(self) -> int:
-        """The most bytes of shared memory that one block may have."""
-        return self.shared - self.reserved
-
 
 # CUDA C++ Programming Guide 12.9, table "Technical Specifications per Compute Capability"; granularities as in the occupancy
 # calculator of Nsight Compute.
@@ -175,7 +170,7 @@ def report(kernels: Iterable[str] = tuple(KERNELS), archs: Iterable[str] = ARCHS
     for name, arch in bar(pairs, desc="compiling kernels", unit="kernel"):
         binary = compile_kernel(name, arch)
         used = usage(binary)
-        threads, dynamic = COMPILED[name].threads, getattr(COMPILED[name], "shared", 0)
+        threads = COMPILED[name].threads
         rows.append(
             Row(
                 kernel=name,
@@ -183,11 +178,7 @@ def report(kernels: Iterable[str] = tuple(KERNELS), archs: Iterable[str] = ARCHS
                 cards=tuple(card for card, its in CARDS.items() if its == arch),
                 threads=threads,
                 usage=used,
-                occupancy=(
-                    occupancy(arch, threads, used.registers, used.shared + dynamic)
-                    if used.shared + dynamic <= LIMITS[arch].block_shared
-                    else Occupancy(0, 0, 0.0, "shared memory")  # its launcher takes another kernel there
-                ),
+                occupancy=occupancy(arch, threads, used.registers, used.shared),
                 instructions=ptx_instructions(binary.ptx, name).total(),
             )
         )

@@ -94,12 +94,23 @@ class HostOps:
 
     process: subprocess.Popen
 
-    def launch(self, op: Op, grid: tuple[int, ...], tensors: tuple, *numbers: float, shuffle: int = 0) -> None:
-        """Run the kernel and copy what it left in its buffers back into the tensors. shuffle: a seed of the order of its blocks,
-        0 for the usual one."""
+    def launch(
+        self,
+        op: Op,
+        grid: tuple[int, ...],
+        tensors: tuple,
+        *numbers: float,
+        threads: int | None = None,
+        shared: int = 0,
+        shuffle: int = 0,
+    ) -> None:
+        """Run the kernel and copy what it left in its buffers back into the tensors.
+
+        shuffle: a seed of the order in which blocks run, 0 for the usual one.
+        """
+        shape = *(*grid, 1)[:2], threads or op.threads
         spans = [None if t is None else self._storage(t) for t in tensors]
-        header = OP_NUMBERS[op.name], *(*grid, 1)[:2], op.threads, len(tensors), len(numbers), op.shared, shuffle
-        request = [struct.pack("8i", *header)]
+        request = [struct.pack("8i", OP_NUMBERS[op.name], *shape, len(tensors), len(numbers), shared, shuffle)]
         for span in spans:
             request += [struct.pack("q", -1)] if span is None else [struct.pack("q", span.nbytes), span.tobytes()]
         request.append(struct.pack(f"{len(numbers)}d", *map(float, numbers)))

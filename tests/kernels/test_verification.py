@@ -25,13 +25,14 @@ NOT_YET_SANITISED = {
     *("rms_norm.cu", "silu_mul.cu"),
     *("rope_write.cuh", "rope_write_f16.cu", "rope_write_i8.cu"),
     *("dequantise.cuh", "w4_dequantise.cu", "w3_dequantise.cu", "merge_attention.cu", "spin.cu"),
-    *("mma_ptx.cuh", "mma_small.cuh", "mma_stored.cuh", "async_ptx.cuh", "mma_block.cuh"),
-    *(f"w4_mma_block_{outputs}_{rows}.cu" for outputs in (64, 192) for rows in (16, 32, 64, 128)),
+    *("mma_ptx.cuh", "mma_unit.cuh", "mma_small.cuh", "mma_ring.cuh"),
+    *("async_ptx.cuh", "mma_block.cuh"),
+    *(f"w{bits}_mma_block_{n}_{m}.cu" for bits in (3, 4) for n in (64, 192) for m in (16, 32, 64, 128)),
+    *("unpack_field.cuh", "unpack_w3_mma.cuh", "unpack_w4_mma.cuh"),
     *(
-        f"{name}_{rows}_{warps}.cu"
-        for name in ("w4_mma", "w4_mma_stored", "w3_mma_stored")
-        for rows in (8, 16, 32)
-        for warps in (8, 16)
+        f"w{bits}_mma_{kind}.cu"
+        for bits in (3, 4)
+        for kind in ("8", "8_pair", "16", "16_pair", "32", "ring_8", "ring_16", "ring_32")
     ),
 }
 

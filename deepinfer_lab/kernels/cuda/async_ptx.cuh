@@ -2,24 +2,10 @@
 #pragma once
 #include "mma_ptx.cuh"
 
-// The block's shared memory, whose size the launch sets.
-__device__ __forceinline__ char* dynamic_shared() {
-    extern __shared__ uint4 memory[];
-    return reinterpret_cast<char*>(memory);
-}
-
-// 16 bytes from global to shared memory past the L1, some time before the `wait_copies` that covers them; zeros, and `from` is
-// not looked at, where it is not `valid`.
+// copy_async<16> where `from` is `valid`; elsewhere zeros, and nobody looks there.
 __device__ __forceinline__ void copy_async(char* to, const void* from, bool valid) {
     const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(to));
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address), "l"(from), "r"(valid ? 16 : 0) : "memory");
-}
-// Ends a batch of this thread's copies, perhaps an empty one.
-__device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-// All of this thread's batches but the last LEFT have arrived, for this thread.
-template <int LEFT>
-__device__ __forceinline__ void wait_copies() {
-    asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
 }
 
 // Waits for the warps of one team, THREADS in all; every team of a block has an id of its own, 0 to 14.
@@ -48,6 +34,9 @@ __device__ __forceinline__ unsigned mul_pair(unsigned a, unsigned b) {
 // Read where all multiprocessors see the same: what another block has written.
 __device__ __forceinline__ float4 load_shared_by_blocks(const float4* from) {
     float4 v;
-    asm volatile("ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "l"(from) : "memory");
+    asm volatile("ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+                 : "l"(from)
+                 : "memory");
     return v;
 }

@@ -1,10 +1,11 @@
-// Some dozens of activation rows times a weight in tiles (quant/tiles.py): mma_small.cuh's products, with the work spread so that
-// each weight that was decoded meets many rows, and each activation that a block fetched meets many outputs.
+// Some dozens of activation rows times a weight in tiles (quant/tiles.py): mma_unit.cuh's products, with the work spread so
+// that each weight that was decoded meets many rows, and each activation that a block fetched meets many outputs.
 //
-// A block owns OUTPUTS outputs of ROWS rows, and units (64 or more of K) of them. Its warps are TEAMS teams. Team i takes the block's
-// units i, i + TEAMS, ...: it copies their weights, scales and activations ahead into a ring of STAGES slots of its own, and
-// waits for nobody else, so that one team decodes while another multiplies. Within a team, warps share the outputs (ACROSS of
-// them) and the rows (DOWN). At the end the teams' sums meet in shared memory.
+// A block owns OUTPUTS outputs of ROWS rows, and units (64 or 128 of K) of them. Its warps are TEAMS teams. Team i takes the
+// block's units i, i + TEAMS, ...: it copies their weights, scales and activations ahead into a ring of STAGES slots of its own,
+// and waits for nobody else, so that one team decodes while another multiplies. Within a team, warps share the outputs (ACROSS
+// of them) and the rows (DOWN). At the end the teams' sums meet in shared memory. Unlike mma_unit.cuh's users, scales are
+// multiplied into the fragments: for 64 rows as few instructions as scaling sums, and half the registers.
 //
 //   one slot: ROWS rows of activations | OUTPUTS / 16 units of weights, as they lie in tiles | their scales, group by group
 //
@@ -17,7 +18,7 @@
 // same order. Nobody waits. `arrived` counts them, a counter to a tile: zero before and after.
 #pragma once
 #include "async_ptx.cuh"
-#include "mma_small.cuh"
+#include "mma_unit.cuh"
 
 // How a kernel's blocks are cut. UNPACK: the weights' layout, as `W4Tiles` below.
 template <class UNPACK, int OUTPUTS_, int ROWS_, int ACROSS_, int DOWN_, int TEAMS_, int STAGES_>
@@ -35,21 +36,35 @@ struct Cut {
     static constexpr int RING = TEAMS * STAGES * SLOT, SUMS = TEAMS * ROWS * STRIDE * 4, SHARED = RING > SUMS ? RING : SUMS;
     static constexpr int ITEMS = ROWS * OUTPUTS / 4;  // of four outputs
     static_assert(TILES % ACROSS == 0 && ROWS / MMA_ROWS % (2 * DOWN) == 0, "whole fragments for a warp, in pairs along rows");
-    static_assert(8 * TEAM % ROW == 0 && ROWS * ROW / 16 % TEAM == 0, "a thread's copies of activations are an even number of rows apart");
-    static_assert(2 * TILES * QUARTERS <= TEAM && ITEMS % THREADS == 0 && TEAMS < 16, "scales in one copy, equal items, a barrier a team");
+    static_assert(8 * TEAM % ROW == 0 && ROWS * ROW / 16 % TEAM == 0, "a thread's rows of activations are all even or all odd");
+    static_assert(2 * TILES * QUARTERS <= TEAM && ITEMS % THREADS == 0, "a thread copies scales once, and adds equal parts");
+    static_assert(TEAMS < 16, "each team has a barrier");
 };
 
-// 4-bit weights: 16 bytes of a unit are a lane's. STORED_K: tiles are padded to its multiples.
+// A lane's part of a unit: half of the tiles' with 4 bits, where the halves follow one another, and all of it with 3. Tiles are
+// padded to multiples of STORED_K.
 struct W4Tiles {
-    static constexpr int UNIT_K = 64, STORED_K = MMA_K, BYTES = 512;  // of a unit
-    uint4 words;
+    static constexpr int UNIT_K = 64, STORED_K = MMA_K, BYTES = 512;
+    unsigned word[4];
 
     __device__ __forceinline__ void load(const char* unit, int lane) {
-        words = reinterpret_cast<const uint4*>(unit)[lane];
+        const uint4 v = reinterpret_cast<const uint4*>(unit)[lane];
+        word[0] = v.x, word[1] = v.y, word[2] = v.z, word[3] = v.w;
     }
-    // The A fragment of product 0 to 3: of 16 of k each.
+    // The A fragment of a product: of 16 of k each.
+    __device__ __forceinline__ void fragment(int product, unsigned (&a)[4]) const { UnpackW4::fragment(word, product, a); }
+};
+struct W3Tiles {
+    static constexpr int UNIT_K = MMA_K, STORED_K = MMA_K, BYTES = 768;
+    unsigned word[6];
+
+    __device__ __forceinline__ void load(const char* unit, int lane) {
+        const uint4 v = reinterpret_cast<const uint4*>(unit)[lane];
+        const uint2 rest = reinterpret_cast<const uint2*>(unit + 512)[lane];
+        word[0] = v.x, word[1] = v.y, word[2] = v.z, word[3] = v.w, word[4] = rest.x, word[5] = rest.y;
+    }
     __device__ __forceinline__ void fragment(int product, unsigned (&a)[4]) const {
-        weight_fragment(product == 0 ? words.x : product == 1 ? words.y : product == 2 ? words.z : words.w, a);
+        UnpackW3::fragment(word + product / 4 * UnpackW3::WORDS, product % 4, a);
     }
 };
 
@@ -68,7 +83,7 @@ struct Copies {
     static constexpr int PIECES = C::ROW / 16;
     static constexpr int ROW_STEP = C::TEAM / PIECES, TILE_STEP = C::TEAM / 32;  // from one copy of a thread to its next
     const char *x, *weights, *scales;  // of the thread's first row and first tile, at the team's next unit; scales: at unit 0
-    size_t row_bytes, tile_bytes;      // of such a step
+    int row_bytes, tile_bytes;         // of such a step
     int rows, tiles, left;             // how many there are from there on: rows, tiles, and k
     int to_rows, to_weights, to_scales;  // where they go in a slot; to_scales: 0 for nowhere
     int unit, group_shift;
@@ -79,13 +94,13 @@ struct Copies {
         : unit(unit), group_shift(group_shift) {
         const int thread = threadIdx.x % C::TEAM, lane = thread % 32, row = thread / PIECES, piece = thread % PIECES;
         this->x = reinterpret_cast<const char*>(x + static_cast<size_t>(first_row + row) * k + unit * C::K + piece * 8);
-        row_bytes = static_cast<size_t>(k) * (2 * ROW_STEP);
+        row_bytes = k * (2 * ROW_STEP);
         rows = settled(m - first_row - row);
         left = k - unit * C::K - piece * 8;
         to_rows = settled(row * C::ROW + (piece ^ row % 2 * 4) * 16);
         const int tile = first_tile + thread / 32;
         this->weights = weights + (static_cast<size_t>(tile) * units + unit) * C::Unpack::BYTES + lane * 16;
-        tile_bytes = static_cast<size_t>(units) * (TILE_STEP * C::Unpack::BYTES);
+        tile_bytes = units * (TILE_STEP * C::Unpack::BYTES);
         this->tiles = settled(tiles - tile);
         to_weights = settled(C::WEIGHTS + thread / 32 * C::Unpack::BYTES + lane * 16);
         // Scales of a tile and a group are two pieces.
@@ -101,7 +116,7 @@ struct Copies {
         const int there = left > 0 ? rows : 0;
 #pragma unroll
         for (int i = 0; i < C::ROWS / ROW_STEP; ++i) {
-            copy_async(slot + to_rows + i * ROW_STEP * C::ROW, x + i * row_bytes, i * ROW_STEP < there);
+            copy_async(slot + to_rows + i * ROW_STEP * C::ROW, x + static_cast<size_t>(i) * row_bytes, i * ROW_STEP < there);
         }
 #pragma unroll
         for (int i = 0; i < (C::TILES + TILE_STEP - 1) / TILE_STEP; ++i) {
@@ -110,7 +125,7 @@ struct Copies {
 #pragma unroll
             for (int part = 0; part < C::Unpack::BYTES; part += 512) {
                 if (part + 512 > C::Unpack::BYTES && part + threadIdx.x % 32 * 16 >= C::Unpack::BYTES) break;
-                copy_async(to + part, weights + i * tile_bytes + part, i * TILE_STEP < tiles);
+                copy_async(to + part, weights + static_cast<size_t>(i) * tile_bytes + part, i * TILE_STEP < tiles);
             }
         }
         if (to_scales) {
@@ -130,7 +145,8 @@ struct Places {
 
     __device__ __forceinline__ explicit Places(int group_shift) : group_shift(group_shift) {
         lane = threadIdx.x % 32;
-        const int warp = threadIdx.x % C::TEAM / 32, across = warp % C::ACROSS, down = warp / C::ACROSS, g = lane / 4, t = lane % 4;
+        const int warp = threadIdx.x % C::TEAM / 32, across = warp % C::ACROSS, down = warp / C::ACROSS;
+        const int g = lane / 4, t = lane % 4;
         rows = settled((down * C::COLUMNS * MMA_ROWS + g) * C::ROW + (t ^ g % 2 * 4) * 16);
         weights = settled(C::WEIGHTS + across * C::FRAGMENTS * C::Unpack::BYTES);
         scales = settled(C::SCALES + across * C::FRAGMENTS * 32 + g * 4);
@@ -263,9 +279,10 @@ __device__ __forceinline__ void mma_block(const half_t* __restrict__ x, const ch
                                           const char* __restrict__ scales, const half_t* __restrict__ bias,
                                           half_t* __restrict__ out, float4* __restrict__ partial,
                                           unsigned* __restrict__ arrived, int m, int n, int k, int group) {
-    char* const shared = dynamic_shared();
+    char* const shared = reinterpret_cast<char*>(launch_shared());
     __shared__ bool last;
-    const int count = (n + MMA_N - 1) / MMA_N, units = (k + C::Unpack::STORED_K - 1) / C::Unpack::STORED_K * (C::Unpack::STORED_K / C::K);
+    constexpr int STORED_K = C::Unpack::STORED_K;
+    const int count = (n + MMA_N - 1) / MMA_N, units = (k + STORED_K - 1) / STORED_K * (STORED_K / C::K);
     const int down = (m + C::ROWS - 1) / C::ROWS;
     const int all = (count + C::TILES - 1) / C::TILES * down * units, block = blockIdx.x;
     const int end = share(block + 1, all);
@@ -283,7 +300,7 @@ __device__ __forceinline__ void mma_block(const half_t* __restrict__ x, const ch
                 store<C>(add_teams<C>(shared, item), item, first_row, first_tile * MMA_N, bias, out, m, n);
             }
         } else {
-            // A block's first place, or its second if it began with another tile. Of this tile's, only the first block can have.
+            // A block's first place, or its second if it began with another tile, as only this tile's first block can have.
             const bool began_before = share(first, all) < from;
             const auto place = [&](int of) {
                 return partial + (2 * static_cast<size_t>(of) + (of == first && began_before)) * C::ITEMS;
@@ -295,7 +312,8 @@ __device__ __forceinline__ void mma_block(const half_t* __restrict__ x, const ch
             __syncthreads();
             if (last) {
                 __threadfence();
-                constexpr int EACH = C::ITEMS / C::THREADS, AT_ONCE = EACH % 8 == 0 ? 8 : EACH % 6 == 0 ? 6 : EACH % 4 == 0 ? 4 : 1;
+                constexpr int EACH = C::ITEMS / C::THREADS;
+                constexpr int AT_ONCE = EACH % 8 == 0 ? 8 : EACH % 6 == 0 ? 6 : EACH % 4 == 0 ? 4 : EACH % 2 == 0 ? 2 : 1;
 #pragma unroll 1
                 for (int item = threadIdx.x; item < C::ITEMS; item += AT_ONCE * C::THREADS) {
                     float4 sum[AT_ONCE] = {};

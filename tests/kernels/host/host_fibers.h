@@ -5,7 +5,7 @@
 #include <random>
 #include <ucontext.h>
 
-inline dim3 threadIdx, blockIdx, gridDim;
+inline dim3 threadIdx, blockIdx, blockDim, gridDim;
 
 struct Barrier {
     int expected = 0, arrived = 0, generation = 0;
@@ -70,6 +70,7 @@ template <class Kernel>
 void launch(dim3 grid, int threads, Kernel kernel) {
     body = kernel;
     gridDim = grid;
+    blockDim = {threads};
     while (static_cast<int>(fibers.size()) < threads) fibers.push_back(std::make_unique<Fiber>());
     std::vector<dim3> blocks;
     for (int z = 0; z < grid.z; ++z)

@@ -1,47 +1,17 @@
-// Stands in for kernels/cuda/async_ptx.cuh on a CPU, where copies are as late as they may be: a slot holds NaN from the moment
-// that a copy into it is ordered until its order is waited for. So neither a wait too few nor one for readers goes unnoticed.
+// Stands in for kernels/cuda/async_ptx.cuh on a CPU. Copies happen as late as they may, and there is NaN in their place from
+// the moment that they are ordered. So neither a wait too few nor one for readers too few goes unnoticed.
 #pragma once
 #include <condition_variable>
-#include <deque>
 #include <mutex>
 
 #include "mma_ptx.cuh"
 
 struct alignas(16) float4 { float x, y, z, w; };
 
-inline std::unique_ptr<uint4[]> dynamic_memory;  // of the launch, of the right size for the address sanitizer
-inline char* dynamic_shared() { return reinterpret_cast<char*>(dynamic_memory.get()); }
-
-struct Copy {
-    char* to;
-    const void* from;
-};
-inline std::deque<std::vector<Copy>> batches[1024];  // of each thread: all but the last are committed
-
 inline void copy_async(char* to, const void* from, bool valid) {
-    auto& own = batches[threadIdx.x];
-    if (own.empty()) own.emplace_back();
-    own.back().push_back({to, valid ? from : nullptr});
+    if (reinterpret_cast<size_t>(to) % 16 || (valid && reinterpret_cast<size_t>(from) % 16)) std::abort();
+    open_copies[threadIdx.x].push_back({to, valid ? from : nullptr, 16});
     std::memset(to, 0xFF, 16);
-}
-inline void commit_copies() {
-    auto& own = batches[threadIdx.x];
-    if (own.empty()) own.emplace_back();
-    own.emplace_back();
-}
-template <int LEFT>
-void wait_copies() {
-    auto& own = batches[threadIdx.x];
-    while (static_cast<int>(own.size()) - 1 > LEFT) {
-        for (const Copy& copy : own.front()) {
-            if (copy.from) {
-                *reinterpret_cast<uint4*>(copy.to) = *static_cast<const uint4*>(copy.from);
-            } else {
-                *reinterpret_cast<uint4*>(copy.to) = {};
-            }
-        }
-        own.pop_front();
-    }
 }
 
 #ifdef HOST_THREADS

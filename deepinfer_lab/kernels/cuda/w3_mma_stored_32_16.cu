@@ -1,8 +1,0 @@
-// Up to 32 activation rows times a W3 weight as stored, on tensor cores; 16 warps share K.
-#include "mma_stored.cuh"
-
-extern "C" __global__ void __launch_bounds__(32 * 16, 1)
-w3_mma_stored_32_16(const half_t* __restrict__ x, const unsigned char* __restrict__ packed, const half_t* __restrict__ scales,
-                    const half_t* __restrict__ bias, half_t* __restrict__ out, int m, int n, int k, int group) {
-    mma_stored<3, 4, 2, 16>(x, packed, scales, bias, out, m, n, k, group);
-}

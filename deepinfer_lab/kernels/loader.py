@@ -15,7 +15,9 @@ from deepinfer_lab.kernels.check import Operands
 from deepinfer_lab.kernels.compiler import arch_for, compile_kernel
 from deepinfer_lab.kernels.ops_catalogue import MIN_CAPABILITY, OPS, Op
 
-RESERVED_SHARED = 1024  # bytes, of each block: CUDA C++ Programming Guide, "Shared Memory" of compute capability 8.x and later
+RESERVED_SHARED = (
+    1024  # bytes, of each block: CUDA C++ Programming Guide, "Shared Memory" of compute capability 8.x and later
+)
 
 
 class Loader:

@@ -95,7 +95,13 @@ class HostOps:
     process: subprocess.Popen
 
     def launch(
-        self, op: Op, grid: tuple[int, ...], tensors: tuple, *numbers: float, threads: int | None = None, shared: int = 0
+        self,
+        op: Op,
+        grid: tuple[int, ...],
+        tensors: tuple,
+        *numbers: float,
+        threads: int | None = None,
+        shared: int = 0,
     ) -> None:
         """Run the kernel and copy what it left in its buffers back into the tensors."""
         shape = *(*grid, 1)[:2], threads or op.threads

@@ -1,8 +1,9 @@
 // The attention and element-wise kernels in one CPU program. Requests come from standard input and answers go to standard
 // output, both binary, until the input ends. Buffers are heap blocks of exactly the right size, for the address sanitizer.
 //
-// Request: 7 ints (kernel, grid_x, grid_y, threads, buffers, numbers, bytes of shared memory beyond what the kernel declares); of each buffer its bytes as int64 (-1: a null pointer)
-// and its content; then the numbers as doubles. Answer: all buffers, as the kernel left them.
+// Request: 7 ints (kernel, grid_x, grid_y, threads, buffers, numbers, bytes of shared memory beyond what the kernel declares); of
+// each buffer its bytes as int64 (-1: a null pointer) and its content; then the numbers as doubles. Answer: all buffers, as the
+// kernel left them.
 #include "paged_decode_f16_64.cu"
 #include "paged_decode_f16_80.cu"
 #include "paged_decode_f16_96.cu"

@@ -31,7 +31,7 @@ Maybe = torch.Tensor | None
 UNIT_N, UNIT_K = 16, 128
 # Warps of `cuda/mma_ring.cuh` that a multiprocessor holds at once, by activation rows of a block: registers limit them.
 RING_WARPS = {8: 32, 16: 16, 32: 12}
-RING_STAGES = 4  # units on their way to a warp
+RING_STAGES = {4: 4, 3: 5}  # units on their way to a warp, by bits: nearly as many bytes
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ def ring_plan(bits: int, m: int, n: int, k: int, group: int, card: Card) -> Plan
 def ring_shared(bits: int, filled: int, rows: int, k: int, group: int, warps: int) -> int:
     """Bytes of shared memory of a block: activations of `filled` rows, the warps' rings, and their sums of `rows` rows."""
     units = -(-k // UNIT_K)
-    ring = RING_STAGES * (unit_bytes(bits) + 128 * UNIT_K // group)
+    ring = RING_STAGES[bits] * (unit_bytes(bits) + 128 * UNIT_K // group)
     return filled * (units * UNIT_K * 2 + 64) + warps * (ring + 64 * rows)
 
 

@@ -1,8 +1,8 @@
 """Launchers of the tensor-core kernels for a few rows, on weights in tiles (`quant/tiles.py`, `cuda/mma_unit.cuh`).
 
-x[M, K] @ weight[N, K].T + bias[N], the weight as `TiledWeight` has it. Made for M up to 32, right for any: every 32 rows read
-the weights again. Weights are exact and sums float32, rounded once. A row's result is the same bits for every M whose `Plan` has
-the same number of warps.
+x[M, K] @ weight[N, K].T + bias[N], the weight as `TiledWeight` has it. Made for M up to 32, right for any: every 32 rows
+read the weights again. Weights are exact and sums float32, rounded once. A row's result is the same bits for every M whose
+`Plan` has the same number of warps.
 
 Args:
     x: float16 [M, K] on a CUDA device. Copied where it is not contiguous or not 16-byte aligned.
@@ -31,7 +31,7 @@ Maybe = torch.Tensor | None
 UNIT_N, UNIT_K = 16, 128
 # Warps of `cuda/mma_ring.cuh` that a multiprocessor holds at once, by activation rows of a block: registers limit them.
 RING_WARPS = {8: 32, 16: 16, 32: 12}
-RING_STAGES = 4  # units on their way to a warp
+RING_STAGES = {4: 4, 3: 5}  # units on their way to a warp, by bits: nearly as many bytes
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Card:
 
 @dataclass(frozen=True)
 class Plan:
-    """One launch: the name of its `Op`, blocks along M and along N, warps of a block, bytes of shared memory beyond the op's."""
+    """One launch: its `Op`'s name, blocks along M and along N, warps of a block, bytes of shared memory it asks for."""
 
     op: str
     grid: tuple[int, int]
@@ -53,14 +53,26 @@ class Plan:
 
 
 def w4_mma_small(
-    x: torch.Tensor, tiles: torch.Tensor, scales: torch.Tensor, n: int, group: int, bias: Maybe = None, out: Maybe = None
+    x: torch.Tensor,
+    tiles: torch.Tensor,
+    scales: torch.Tensor,
+    n: int,
+    group: int,
+    bias: Maybe = None,
+    out: Maybe = None,
 ) -> torch.Tensor:
     """Four bits."""
     return _multiply(4, x, tiles, scales, n, group, bias, out)
 
 
 def w3_mma_small(
-    x: torch.Tensor, tiles: torch.Tensor, scales: torch.Tensor, n: int, group: int, bias: Maybe = None, out: Maybe = None
+    x: torch.Tensor,
+    tiles: torch.Tensor,
+    scales: torch.Tensor,
+    n: int,
+    group: int,
+    bias: Maybe = None,
+    out: Maybe = None,
 ) -> torch.Tensor:
     """Three bits."""
     return _multiply(3, x, tiles, scales, n, group, bias, out)
@@ -85,17 +97,20 @@ def register_plan(bits: int, m: int, n: int, card: Card) -> Plan:
 
 
 def ring_plan(bits: int, m: int, n: int, k: int, group: int, card: Card) -> Plan | None:
-    """`cuda/mma_ring.cuh`: as many warps to a multiprocessor as fit it and find work, in small blocks rather than in large ones.
+    """`cuda/mma_ring.cuh`: as many warps to a multiprocessor as fit it and find work, in small blocks rather than large ones.
+    Blocks that stay for several outputs give each warp two units of them at least: adding up takes as long as half a unit.
 
     Returns:
-        None where fewer than 8 fit: activations take the shared memory.
+        None where fewer warps fit than half of what registers allow, as activations take the shared memory.
     """
-    rows, count = _rows(m), -(-n // UNIT_N)
-    op, best, most = OPS[f"w{bits}_mma_ring_{rows}"], None, 7
+    rows, count, units = _rows(m), -(-n // UNIT_N), -(-k // UNIT_K)
+    op, best, most = OPS[f"w{bits}_mma_ring_{rows}"], None, RING_WARPS[rows] // 2 - 1
     for warps in range(4, op.threads // 32 + 1, 4):
         shared = ring_shared(bits, min(m, rows), rows, k, group, warps)
         fit = min((card.shared + RESERVED_SHARED) // (shared + RESERVED_SHARED), RING_WARPS[rows] // warps)
         blocks = min(count, card.multiprocessors * fit)
+        if blocks < count and warps > max(units // 2, 4):
+            continue
         resident = min(fit, -(-count // card.multiprocessors)) * warps
         if resident > most:
             best, most = Plan(op.name, (-(-m // rows), blocks), warps, shared), resident
@@ -105,7 +120,7 @@ def ring_plan(bits: int, m: int, n: int, k: int, group: int, card: Card) -> Plan
 def ring_shared(bits: int, filled: int, rows: int, k: int, group: int, warps: int) -> int:
     """Bytes of shared memory of a block: activations of `filled` rows, the warps' rings, and their sums of `rows` rows."""
     units = -(-k // UNIT_K)
-    ring = RING_STAGES * (unit_bytes(bits) + 128 * UNIT_K // group)
+    ring = RING_STAGES[bits] * (unit_bytes(bits) + 128 * UNIT_K // group)
     return filled * (units * UNIT_K * 2 + 64) + warps * (ring + 64 * rows)
 
 
@@ -116,9 +131,7 @@ def run(
     (m, k), n = x.shape, out.shape[1]
     # Blocks that read the same weights follow one another: the second finds them in the L2.
     tensors = (x, tiles, scales, bias, out)
-    launch_op(
-        OPS[chosen.op], chosen.grid, tensors, m, n, k, group, threads=32 * chosen.warps, shared=chosen.shared
-    )
+    launch_op(OPS[chosen.op], chosen.grid, tensors, m, n, k, group, threads=32 * chosen.warps, shared=chosen.shared)
 
 
 def _rows(m: int) -> int:

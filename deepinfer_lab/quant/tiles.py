@@ -10,10 +10,11 @@ along K, then along N. Of a unit, lane 4g + t of a warp holds outputs g and g + 
 Two quarters of a lane are four products of mma.m16n8k16, and each product takes four registers of two values, neighbours in k.
 Product 2h + w is about k = 32h + 8t + 4w and the three that follow; its registers, pairs 4 (2h + w) + i of the sixteen:
 
-    i = 0: output g, k and k + 1     1: output g + 8, k and k + 1     2: output g, k + 2 and k + 3     3: output g + 8, k + 2 and k + 3
+    i = 0: output g, k and k + 1            2: output g, k + 2 and k + 3
+        1: output g + 8, k and k + 1        3: output g + 8, k + 2 and k + 3
 
-A value is stored as q + 2^(bits-1), the first of a pair in the low half of a 32-bit word and the second at the same place of the
-high half. Words of two quarters, the half's bits from high to low:
+A value is stored as q + 2^(bits-1), the first of a pair in the low half of a 32-bit word and the second at the same place in
+the high half. Words of two quarters, bits of either half from high to low:
 
     W4, word w of 4    pair 4w+3 (4 bits) | 4w+2 | 4w+1 | 4w
     W3, word w of 3    bit w of pair 15 (1 bit) | 5w+4 (3 bits) | 5w+3 | 5w+2 | 5w+1 | 5w
@@ -22,8 +23,8 @@ A lane has 8 (W4) or 6 (W3) such words of a unit. The first four of all lanes co
 
     | lane 0: words 0-3 | lane 1: words 0-3 | ... | lane 31: words 0-3 | lane 0: words 4-7 (W3: 4-5) | ... | lane 31 |
 
-so that two loads of a warp, of 16 and 16 (W3: 8) bytes a lane, read whole lines. Scales lie beside the units: for each 16 outputs
-and each group the 16 scales, of outputs 0, 8, 1, 9, ..., 7, 15, so that a lane finds both of its own in one 32-bit word.
+so that two loads of a warp, of 16 and 16 (W3: 8) bytes a lane, read whole lines. Scales lie beside the units: for each 16
+outputs and each group the 16 scales, of outputs 0, 8, 1, 9, ..., 7, 15, so that a lane finds both of its own in one word.
 """
 
 from dataclasses import dataclass

@@ -30,9 +30,9 @@ __device__ __forceinline__ uint2 load_once(const uint2* from) {
     return v;
 }
 
-// BYTES (4, 8 or 16, and aligned to them) from global to shared memory, without a register. Copies before a `commit_copies` are
-// a group; `wait_copies<N>` returns when all of the thread's groups but the last N have arrived. They hold for the thread alone:
-// before others read what it has copied, __syncthreads.
+// BYTES (4, 8 or 16, and aligned to them) from global to shared memory, without a register. Copies up to a `commit_copies` are
+// a group; `wait_copies<N>` returns when all of the thread's groups but the last N have arrived. That holds for the thread
+// alone: before others read what it has copied, __syncthreads.
 template <int BYTES>
 __device__ __forceinline__ void copy_async(void* to, const void* from) {
     const unsigned shared = static_cast<unsigned>(__cvta_generic_to_shared(to));

@@ -1,17 +1,17 @@
 // A few activation rows times a weight in tiles, as mma_small.cuh, made for more bytes on their way: a warp's weights pass
 // through a ring of STAGES units in shared memory, and activations wait there, all of them, from the start.
 //
-//     global memory   weights ----16 bytes a lane----> ring of the warp ---> registers -> fragments \
-//                     activations, once a block -----> rows ---------------> registers -------------> mma
+//     weights      global memory --16 bytes a lane--> ring of the warp --> registers --> A fragments
+//     activations  global memory ---once a block----> rows of the block -> registers --> B fragments
 //
-// Blocks stay: a block goes from 16 outputs to those gridDim.y further, and while the sums of its warps meet, the next weights
-// are on their way already. Warps share K as in mma_small.cuh. A lane copies the weights that itself will read, so nobody waits
-// for another warp but to add up.
+// Blocks stay: a block goes from 16 outputs to those 16 * gridDim.y further on, and while the sums of its warps meet, the next
+// weights are on their way already. Warps share K as in mma_small.cuh. A lane copies the weights that itself will read, so
+// nobody waits for another warp but to add up.
 #pragma once
 #include "mma_unit.cuh"
 
-// Bytes between rows of activations: whole units and half a line of the banks, so that two rows, which eight lanes read at once,
-// keep out of each other's banks.
+// Bytes between rows of activations: whole units and half a line of the banks, so that two rows, which eight lanes read at
+// once, keep out of each other's banks.
 __device__ __forceinline__ int ring_row(int units) { return units * MMA_K * 2 + 64; }
 
 template <class Unpack, int TILES, int STAGES, int GROUP>

@@ -2,9 +2,10 @@
 //
 //   D[16 outputs, 8 rows] += A[16 outputs, 16 of K: weights] * B[16 of K, 8 rows: activations]
 //
-// A unit, 16 outputs by 128 of k, is eight such products. Which of its k stand at which place of a product is free, as long as A
-// and B agree: lane 4g + t has activations 8t .. 8t + 7 of each quarter of 32, 16 bytes of row g as they lie in memory. Weights
-// go in as the integers that they are and a scale meets fp32 sums, so nothing is rounded or can overflow before the output.
+// A unit, 16 outputs by 128 of k, is eight such products. Which of its k stand at which place of a product is free, as long as
+// A and B agree: lane 4g + t has activations 8t .. 8t + 7 of each quarter of 32, 16 bytes of row g as they lie in memory.
+// Weights go in as the integers that they are and a scale meets fp32 sums, so nothing is rounded or can overflow before the
+// output.
 #pragma once
 #include "mma_ptx.cuh"
 #include "unpack.cuh"
@@ -73,14 +74,15 @@ __device__ __forceinline__ void add_scaled(float (&sum)[TILES][4], float (&part)
     }
 }
 
-// out = the sums of a block's warps, added always in the same order, + bias. partial: shared, 128 * TILES floats a warp. Whoever
-// writes there again waits for all threads first.
+// out = the sums of a block's warps, added always in the same order, + bias. partial: shared, 128 * TILES floats a warp.
+// Whoever writes there again waits for all threads first.
 template <int TILES>
 __device__ __forceinline__ void add_warps(float* partial, const float (&sum)[TILES][4], const half_t* __restrict__ bias,
                                           half_t* __restrict__ out, int warps, int tile, int m, int n) {
     constexpr int SUMS = 128 * TILES;
+    float* const mine = partial + threadIdx.x / 32 * SUMS + threadIdx.x % 32;
 #pragma unroll
-    for (int i = 0; i < 4 * TILES; ++i) partial[threadIdx.x / 32 * SUMS + i * 32 + threadIdx.x % 32] = sum[i / 4][i % 4];
+    for (int i = 0; i < 4 * TILES; ++i) mine[i * 32] = sum[i / 4][i % 4];
     __syncthreads();
     for (int at = threadIdx.x; at < SUMS; at += 32 * warps) {
         float total = 0.0f;

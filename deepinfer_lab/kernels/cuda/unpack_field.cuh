@@ -1,5 +1,6 @@
-// Few-bit fields to fp16, two at a time and exactly, in two instructions. A field of BITS at bit s of both halves of a word, placed
-// in the mantissa of 1024, makes 1024 + m * 2^s with m = q + 2^(BITS-1); one rounding-free fma scales it and takes the rest away.
+// Few-bit fields to fp16, two at a time and exactly, in two instructions. A field of BITS at bit s of both halves of a word,
+// put into the mantissa of 1024, makes 1024 + m * 2^s with m = q + 2^(BITS-1). An fma that rounds nothing scales it by 2^-s and
+// takes away what is too much; where s is 0, a subtraction.
 #pragma once
 #include "mma_ptx.cuh"
 

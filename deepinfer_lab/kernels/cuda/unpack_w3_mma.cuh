@@ -1,13 +1,14 @@
 // A lane's W3 weights of 16 outputs and 64 of k (quant/tiles.py) to A fragments: 37 instructions for 32 values.
 //
-// Those are 16 pairs in three words. Each half of a word has room for five values and one bit more; the bits that are left over
-// in the three words make up the last pair:
+// Those are 16 pairs in three words. Each half of a word has room for five values and one bit more, and the bits that are left
+// over in the three words make up the last pair. Word w has, the first values of its pairs in the low half, the second in the
+// high:
 //
-//     bit     15 | 14 12 | 11 9 | 8 6 | 5 3 | 2 0          word w: pairs 5w .. 5w + 4, from bit 0 up; and bit w of pair 15
-//     of pair 15 | 5w+4  | 5w+3 | 5w+2| 5w+1| 5w           in the low half the first value of each pair, in the high half the second
+//     bits 15             | 14 .. 12 | 11 .. 9 | 8 .. 6 | 5 .. 3 | 2 .. 0
+//     bit w of pair 15    | 5w + 4   | 5w + 3  | 5w + 2 | 5w + 1 | 5w
 //
-// The mantissa of fp16 has ten bits. Three fields are within reach at once, and after a shift the rest is. Each word has a shift of its
-// own, such that the bits left over come to lie side by side.
+// The mantissa of fp16 has ten bits: three fields are within its reach, and after a shift the rest is. Each word has a shift of
+// its own, so that the bits left over come to lie at 6, 7 and 8.
 #pragma once
 #include "unpack_field.cuh"
 
@@ -22,7 +23,8 @@ struct UnpackW3 {
             return decode_field<BITS>(choose_bits(0x00C000C0u, two, upper(words, 2)), 6);
         }
         const int w = p / 5, field = p % 5;
-        return field < 3 ? decode_field<BITS>(words[w], 3 * field) : decode_field<BITS>(upper(words, w), 3 * (field - 3) + w);
+        if (field < 3) return decode_field<BITS>(words[w], 3 * field);
+        return decode_field<BITS>(upper(words, w), 3 * (field - 3) + w);
     }
 
     // Fragment j, of four, has pairs 4j .. 4j + 3.

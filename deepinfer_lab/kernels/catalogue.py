@@ -109,7 +109,23 @@ class DequantiseProduct:
         return max(SLICE_BYTES // (2 * k) // SLICE_ROWS, 1) * SLICE_ROWS
 
 
-# All that can multiply, by the name of its launcher.
+@dataclass(frozen=True)
+class MmaProduct:
+    """A product on tensor cores whose kernel, one of several in `ops_catalogue`, its launcher chooses by M and the card.
+
+    Attributes:
+        name: of the launcher. bits: 3 or 4. summary: what it does, in a few words. block_n: outputs of a block.
+        max_m: the largest M: rows of a last block reach past it, by less than 32.
+    """
+
+    name: str
+    bits: int
+    summary: str
+    block_n: int = 16
+    max_m: int = 2**31 - 1 - 32
+
+
+# All that can multiply a weight as it is stored, by the name of its launcher.
 PRODUCTS: MappingProxyType[str, Kernel | DequantiseProduct] = MappingProxyType(
     {
         **KERNELS,
@@ -117,6 +133,19 @@ PRODUCTS: MappingProxyType[str, Kernel | DequantiseProduct] = MappingProxyType(
             name: DequantiseProduct(name, bits, "dequantise a slice of the weight, then multiply with cuBLAS")
             for name, bits in (("w4_dequantise_cublas", 4), ("w3_dequantise_cublas", 3))
         },
+    }
+)
+
+
+# The same for a weight in tiles (`quant/tiles.py`).
+TILED = MappingProxyType(
+    {
+        f"w{bits}_mma_{kind}": MmaProduct(f"w{bits}_mma_{kind}", bits, f"{summary}, re-packed for tensor cores")
+        for kind, summary in (
+            ("small", "up to 32 rows share one read of the weights"),
+            ("block", "up to 128 rows share one read of the weights"),
+        )
+        for bits in (4, 3)
     }
 )
 

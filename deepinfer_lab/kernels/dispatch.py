@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from deepinfer_lab.errors import KernelError
-from deepinfer_lab.kernels.catalogue import PRODUCTS, Kernel
+from deepinfer_lab.kernels.catalogue import PRODUCTS, TILED, DequantiseProduct, Kernel, MmaProduct
 
 FALLBACK = "dequant_cublas"  # dequantise with torch, then F.linear: `quant/linear.py`
 SCHEMA_VERSION = 2  # version 1 had no rows that name a shape
@@ -54,7 +54,7 @@ def choose(
     n: int | None = None,
     k: int | None = None,
 ) -> str:
-    """The name of the kernel for M rows: a key of `kernels.LAUNCHERS`, or `FALLBACK`.
+    """The name of the kernel for M rows: a key of `kernels.LAUNCHERS` or `kernels.TILED_LAUNCHERS`, or `FALLBACK`.
 
     n, k: the weight's shape; without one, rows that name a shape do not count.
 
@@ -111,8 +111,10 @@ def explain(
     reach += "" if row.n is None else " of this shape"
     if name == FALLBACK:
         return f"{shape}, the table's row for {reach}: dequantise with torch, then multiply with cuBLAS."
-    product = PRODUCTS[name]
+    product = _product(name)
     said = f"{shape}, the table's row for {reach}: {product.summary}."
+    if isinstance(product, MmaProduct):
+        return said
     if isinstance(product, Kernel):
         x, y = product.grid(m, n)
         return f"{said} {x} x {y} blocks of {product.threads} threads."
@@ -171,9 +173,9 @@ def validate(rows: Sequence[Row], source: str) -> None:
             raise KernelError(f"{source}: bits, m_min and m_max must be whole numbers (m_max also null) in {row}")
         if row.kernel == FALLBACK:
             continue
-        if row.kernel not in PRODUCTS:
+        if row.kernel not in PRODUCTS and row.kernel not in TILED:
             raise KernelError(f"{source}: unknown kernel {row.kernel!r} in {row}")
-        product = PRODUCTS[row.kernel]
+        product = _product(row.kernel)
         if product.bits != row.bits:
             raise KernelError(f"{source}: {row.kernel} takes {product.bits}-bit weights, not {row.bits}, in {row}")
         if product.max_m == 1 and row.m_max != 1:
@@ -187,6 +189,20 @@ def validate(rows: Sequence[Row], source: str) -> None:
             expected = None if row.m_max is None else row.m_max + 1
         if expected is not None:
             raise KernelError(f"{source}: {bits} bits: no row from M = {expected} up")
+
+
+def needs_tiles(bits: int, table: Sequence[Row]) -> bool:
+    """Whether some M of weights of so many bits goes to a kernel that takes them in tiles."""
+    return any(row.bits == bits and row.kernel in TILED for row in table)
+
+
+def needs_stored(bits: int, table: Sequence[Row]) -> bool:
+    """Whether some M of weights of so many bits goes to a kernel that takes them as they are stored."""
+    return any(row.bits == bits and row.kernel not in TILED for row in table)
+
+
+def _product(name: str) -> Kernel | DequantiseProduct | MmaProduct:
+    return TILED[name] if name in TILED else PRODUCTS[name]
 
 
 def _row(bits: int, m: int, table: Sequence[Row]) -> Row:

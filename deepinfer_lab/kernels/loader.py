@@ -13,7 +13,12 @@ from deepinfer_lab.errors import KernelError
 from deepinfer_lab.kernels.catalogue import ADD_PARTIALS, KERNELS, Kernel
 from deepinfer_lab.kernels.check import Operands
 from deepinfer_lab.kernels.compiler import arch_for, compile_kernel
+from deepinfer_lab.kernels.counters import counters
 from deepinfer_lab.kernels.ops_catalogue import MIN_CAPABILITY, OPS, Op
+
+RESERVED_SHARED = (
+    1024  # bytes, of each block: CUDA C++ Programming Guide, "Shared Memory" of compute capability 8.x and later
+)
 
 
 class Loader:
@@ -36,9 +41,18 @@ class Loader:
         if found is None:
             with self._lock, torch.cuda.device(self.device):
                 # The function keeps its module alive.
-                found = self._functions.get(key) or self._module(kernel).get_function(key[1])
+                found = self._functions.get(key) or self._load(kernel, key[1])
                 self._functions[key] = found
         return found
+
+    def _load(self, kernel: str, entry: str) -> Any:
+        function = self._module(kernel).get_function(entry)
+        if kernel in OPS and OPS[kernel].shared:
+            from cupy_backends.cuda.api import driver
+
+            limit = driver.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES  # 48 KiB unless it is asked for
+            driver.funcSetAttribute(function.ptr, limit, max_shared(self.device))
+        return function
 
     def _module(self, kernel: str) -> Any:
         if torch.cuda.is_current_stream_capturing():
@@ -69,6 +83,7 @@ def preload(device: torch.device | str = "cuda") -> None:
     if torch.cuda.get_device_capability(kernels.device) >= MIN_CAPABILITY:
         for name in OPS:
             kernels.function(name)
+        counters(kernels.device).reserve()
 
 
 @dataclass(frozen=True)
@@ -95,13 +110,14 @@ def _enqueue(
     threads: int,
     tensors: Sequence[torch.Tensor | None],
     numbers: Sequence[int | np.number],
+    shared: int = 0,
 ) -> None:
     device = tensors[0].device
     pointers = [0 if tensor is None else tensor.data_ptr() for tensor in tensors]
     scalars = [number if isinstance(number, np.number) else np.int32(number) for number in numbers]
     with torch.cuda.device(device):
         stream = _cupy_stream(torch.cuda.current_stream(device).cuda_stream)
-        function(grid, (threads,), (*map(np.uint64, pointers), *scalars), stream=stream)
+        function(grid, (threads,), (*map(np.uint64, pointers), *scalars), shared_mem=shared, stream=stream)
 
 
 def launch(kernel: Kernel, operands: Operands) -> torch.Tensor:
@@ -119,12 +135,20 @@ def launch(kernel: Kernel, operands: Operands) -> torch.Tensor:
     return o.out
 
 
-def launch_op(op: Op, grid: tuple[int, ...], tensors: Sequence[torch.Tensor | None], *numbers: int | np.number) -> None:
+def launch_op(
+    op: Op,
+    grid: tuple[int, ...],
+    tensors: Sequence[torch.Tensor | None],
+    *numbers: int | np.number,
+    threads: int | None = None,
+    shared: int = 0,
+) -> None:
     """Enqueue a kernel of `ops_catalogue`: pointers first (null for None), then numbers, int32 unless of another NumPy type.
 
-    The first tensor says on which device.
+    The first tensor says on which device. threads: of a block, None for the catalogue's number. shared: bytes of shared memory
+    beyond what the kernel declares.
     """
-    _enqueue(loader(tensors[0].device.index).function(op.name), grid, op.threads, tensors, numbers)
+    _enqueue(loader(tensors[0].device.index).function(op.name), grid, threads or op.threads, tensors, numbers, shared)
 
 
 def launch_split_k(kernel: Kernel, operands: Operands) -> torch.Tensor:
@@ -145,3 +169,9 @@ def launch_split_k(kernel: Kernel, operands: Operands) -> torch.Tensor:
 def multiprocessors(device: int) -> int:
     """How many the device has."""
     return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+@functools.cache
+def max_shared(device: int) -> int:
+    """Bytes of shared memory that one block may have: all of a multiprocessor's but what each block loses to the system."""
+    return torch.cuda.get_device_properties(device).shared_memory_per_multiprocessor - RESERVED_SHARED

@@ -7,18 +7,27 @@ from pathlib import Path
 from types import MappingProxyType
 
 from deepinfer_lab.kernels.catalogue import KERNELS, SOURCES, Kernel
+from deepinfer_lab.kernels.mma_cuts import CUTS
 
 HEAD_DIMS = (64, 80, 96, 128)  # that paged attention is compiled for
+MMA_ROWS = (8, 16, 32)  # activation rows of a block on tensor cores
 MIN_CAPABILITY = (8, 0)  # of a device for these kernels: cuda/mma.cuh
 
 
 @dataclass(frozen=True)
 class Op:
-    """One kernel, in `cuda/<name>.cu`, its threads in a block, and what it does in a few words."""
+    """One kernel, in `cuda/<name>.cu`.
+
+    Attributes:
+        name: of the kernel and of its source. threads: in a block, or the most that a launch may ask for.
+        summary: what it does, in a few words.
+        shared: a launch gives it more shared memory than it declares.
+    """
 
     name: str
     threads: int
     summary: str
+    shared: bool = False
 
     @property
     def source(self) -> Path:
@@ -30,6 +39,21 @@ def _decode_ops() -> tuple[Op, ...]:
         Op(f"paged_decode_{stored}_{dim}", 128, f"attention of new tokens over {stored} K and V, head_dim {dim}")
         for stored in ("f16", "i8")
         for dim in HEAD_DIMS
+    )
+
+
+def _mma_ops() -> tuple[Op, ...]:
+    return (
+        *(
+            Op(f"w{bits}_mma_{kind}", 512, f"rows (up to {kind.split('_')[0]}) times {bits}-bit weights in tiles")
+            for bits in (4, 3)
+            for kind in ("8", "8_pair", "16", "16_pair", "32")
+        ),
+        *(
+            Op(f"w{bits}_mma_ring_{rows}", threads, f"up to {rows} rows times {bits}-bit weights in tiles", shared=True)
+            for bits in (4, 3)
+            for rows, threads in zip(MMA_ROWS, (512, 512, 384), strict=True)
+        ),
     )
 
 
@@ -47,6 +71,16 @@ OPS = MappingProxyType(
             Op("spin", 1024, "occupies multiprocessors for a time, and says which"),
             Op("w4_dequantise", 256, "4-bit weights to dense fp16"),
             Op("w3_dequantise", 256, "3-bit weights to dense fp16"),
+            *_mma_ops(),
+            *(
+                Op(
+                    cut.name,
+                    cut.threads,
+                    f"blocks of {cut.rows} rows times {cut.bits}-bit weights in tiles",
+                    shared=True,
+                )
+                for cut in CUTS
+            ),
         )
     }
 )

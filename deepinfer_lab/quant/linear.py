@@ -5,8 +5,9 @@ from collections.abc import Sequence
 import torch
 from torch.nn import functional
 
-from deepinfer_lab.kernels import LAUNCHERS, dispatch
+from deepinfer_lab.kernels import LAUNCHERS, TILED_LAUNCHERS, dispatch
 from deepinfer_lab.quant.layout import PackedWeight
+from deepinfer_lab.quant.tiles import from_tiles, to_tiles
 
 DEQUANT_ROWS = 4096  # rows of a weight that `dequant_cublas` holds densely at a time
 
@@ -69,6 +70,9 @@ class QuantLinear:
     weight is dequantised once and the dense copy kept: the article's fallback for machines without CUDA. Nothing on that
     path touches CuPy.
 
+    On a GPU the weight is held in the forms that the table's kernels take, made once: as it is stored, in tiles, or both, which
+    doubles its memory. Activations of another dtype go to `dequant_cublas`; a weight in tiles alone is unpacked each time then.
+
     Args:
         table: which kernel takes how many rows. The layer keeps what concerns its own bits and shape.
 
@@ -87,9 +91,12 @@ class QuantLinear:
         self._table = table
         self.n, self.k = weight.n, weight.k
         self.bias = bias
-        self.weight = weight
-        self.nbytes = weight.nbytes
+        self._bits = weight.bits
         on_cpu = weight.packed.device.type == "cpu"
+        tiled = not on_cpu and dispatch.needs_tiles(weight.bits, table)
+        self._tiled = to_tiles(weight) if tiled else None
+        self._stored = weight if not tiled or dispatch.needs_stored(weight.bits, table) else None
+        self.nbytes = sum(held.nbytes for held in (self._stored, self._tiled) if held is not None)
         self._dense = DenseLinear(weight.dequantise(torch.float32), bias) if on_cpu else None
         self.read_bytes = weight.nbytes if self._dense is None else self._dense.read_bytes
 
@@ -97,11 +104,13 @@ class QuantLinear:
         """x: [M, K] -> [M, N]."""
         if self._dense is not None:
             return self._dense(x)
-        weight = self.weight
-        name = dispatch.choose(weight.bits, x.shape[0], dtype=x.dtype, device_type=x.device.type, table=self._table)
+        stored, tiled = self._stored, self._tiled
+        name = dispatch.choose(self._bits, x.shape[0], dtype=x.dtype, device_type=x.device.type, table=self._table)
         if name == dispatch.FALLBACK:
-            return dequant_cublas(x, weight, self.bias)
-        return LAUNCHERS[name](x, weight.packed, weight.scales, weight.group, self.bias)
+            return dequant_cublas(x, from_tiles(tiled) if stored is None else stored, self.bias)
+        if name in TILED_LAUNCHERS:
+            return TILED_LAUNCHERS[name](x, tiled.tiles, tiled.scales, tiled.n, tiled.group, self.bias)
+        return LAUNCHERS[name](x, stored.packed, stored.scales, stored.group, self.bias)
 
 
 def dequant_cublas(x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None = None) -> torch.Tensor:

@@ -4,23 +4,16 @@
 """
 
 import math
-import shutil
-import struct
-import subprocess
-from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention, silu
 
 from deepinfer_lab.errors import MissingDependency
 from deepinfer_lab.kernels import elementwise, merge_attention, paged_attention, resources
-from deepinfer_lab.kernels.catalogue import SOURCES
 from deepinfer_lab.kernels.compiler import ARCHS
-from deepinfer_lab.kernels.ops_catalogue import HEAD_DIMS, OPS, Op
+from deepinfer_lab.kernels.ops_catalogue import HEAD_DIMS, OPS
 from deepinfer_lab.kv.pool import KVPool, KVShape
 from deepinfer_lab.model.build import build_decoder
 from deepinfer_lab.model.config import ModelConfig
@@ -31,70 +24,14 @@ from deepinfer_lab.model.step_input import Span, StepInput
 from deepinfer_lab.model.synthetic import SyntheticSource
 from deepinfer_lab.quant.plan import plan_named
 
-HERE = Path(__file__).parent
-NUMBERS = {name: number for number, name in enumerate(OPS)}  # host_ops/run_ops.cpp numbers the kernels in this order
 CPU = torch.device("cpu")
 
 
-@dataclass(frozen=True)
-class HostOps:
-    """A running host_ops/run_ops.cpp. Stands in for `loader.launch_op`."""
-
-    process: subprocess.Popen
-
-    def launch(self, op: Op, grid: tuple[int, ...], tensors: tuple, *numbers: float) -> None:
-        """Run the kernel and copy what it left in its buffers back into the tensors."""
-        spans = [None if t is None else self._storage(t) for t in tensors]
-        request = [struct.pack("6i", NUMBERS[op.name], *(*grid, 1)[:2], op.threads, len(tensors), len(numbers))]
-        for span in spans:
-            request += [struct.pack("q", -1)] if span is None else [struct.pack("q", span.nbytes), span.tobytes()]
-        request.append(struct.pack(f"{len(numbers)}d", *map(float, numbers)))
-        try:
-            self.process.stdin.write(b"".join(request))
-            self.process.stdin.flush()
-            for span in spans:
-                if span is not None and span.nbytes:
-                    span[:] = np.frombuffer(self.process.stdout.read(span.nbytes), np.uint8)
-        except (BrokenPipeError, ValueError):
-            self.process.wait()
-            pytest.fail(f"the kernel stopped:\n{self.process.stderr.read().decode()[:4000]}")
-
-    @staticmethod
-    def _storage(tensor: torch.Tensor) -> np.ndarray:
-        """The bytes from the tensor's first value to its last, those between its rows included."""
-        last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-        flat = tensor.as_strided((last + 1,), (1,))
-        return flat.view(torch.uint8).numpy() if flat.dtype != torch.uint8 else flat.numpy()
-
-
-@pytest.fixture(scope="module")
-def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HostOps]:
-    compiler = shutil.which("g++")
-    if compiler is None:
-        pytest.skip("needs a C++ compiler to run the CUDA sources on the CPU")
-    folder = tmp_path_factory.mktemp("ops")
-    for source in (SOURCES, HERE / "host", HERE / "host_ops"):  # the later over the earlier
-        for path in source.iterdir():
-            shutil.copy(path, folder)
-    flags = ("-std=c++20", "-O1", "-fno-strict-aliasing", "-Wno-unknown-pragmas", "-fsanitize=address,undefined")
-    command = [compiler, *flags, "-fno-sanitize-recover=all", "-x", "c++", "run_ops.cpp", "-o", "run_ops"]
-    built = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-    if built.returncode:
-        if "sanitize" in built.stderr or "cannot find -l" in built.stderr:
-            pytest.skip("this C++ compiler has no sanitizers")
-        pytest.fail(f"the CUDA sources do not compile as C++:\n{built.stderr[:4000]}")
-    pipe = subprocess.PIPE
-    with subprocess.Popen([folder / "run_ops"], stdin=pipe, stdout=pipe, stderr=pipe) as process:
-        yield HostOps(process)
-        process.stdin.close()
-        assert process.wait() == 0, process.stderr.read().decode()[:4000]
-
-
 @pytest.fixture
-def on_host(host: HostOps, monkeypatch: pytest.MonkeyPatch) -> None:
+def on_host(host_ops, monkeypatch: pytest.MonkeyPatch) -> None:
     """The launchers, sending their work to the CPU program."""
     for module in (elementwise, merge_attention, paged_attention):
-        monkeypatch.setattr(module, "launch_op", host.launch)
+        monkeypatch.setattr(module, "launch_op", host_ops.launch)
         monkeypatch.setattr(module, "expect", lambda *_, **__: None)  # it asks for a CUDA device
     monkeypatch.setattr(paged_attention, "_slots", lambda *_: 1000)
 

@@ -29,7 +29,7 @@ struct dim3 { int x = 1, y = 1, z = 1; };
 #include "host_fibers.h"
 #endif
 
-// Provided by either: threadIdx, blockIdx, gridDim, __syncthreads(), sync_warp(), launch(grid, threads, kernel).
+// Provided by either: threadIdx, blockIdx, blockDim, gridDim, __syncthreads(), sync_warp(), launch(grid, threads, kernel).
 
 inline float exchange[2][1024];  // two, in turn: nobody is a whole shuffle ahead, so one barrier is enough
 inline char turn[1024];

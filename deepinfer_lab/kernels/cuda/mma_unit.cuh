@@ -1,0 +1,96 @@
+// What the products of a few activation rows and a weight in tiles (quant/tiles.py) share, whatever its bits.
+//
+//   D[16 outputs, 8 rows] += A[16 outputs, 16 of K: weights] * B[16 of K, 8 rows: activations]
+//
+// A unit, 16 outputs by 128 of k, is eight such products. Which of its k stand at which place of a product is free, as long as
+// A and B agree: lane 4g + t has activations 8t .. 8t + 7 of each quarter of 32, 16 bytes of row g as they lie in memory.
+// Weights go in as the integers that they are and a scale meets fp32 sums, so nothing is rounded or can overflow before the
+// output.
+#pragma once
+#include "mma_ptx.cuh"
+#include "unpack.cuh"
+#include "unpack_w3_mma.cuh"
+#include "unpack_w4_mma.cuh"
+
+constexpr int MMA_N = 16, MMA_K = 128, MMA_ROWS = 8, QUARTERS = 4;
+
+// A lane's part of a unit: 16 bytes, and where those of all lanes end 16 more (W4) or 8 (W3).
+template <class Unpack>
+struct Unit {
+    static constexpr int BYTES = MMA_N * MMA_K / 8 * Unpack::BITS;
+    unsigned word[2 * Unpack::WORDS];
+
+    // From global memory, for the only time.
+    __device__ __forceinline__ void load(const unsigned char* __restrict__ unit, int lane) {
+        const uint4* lines = reinterpret_cast<const uint4*>(unit);
+        set(load_once(lines + lane));
+        if constexpr (Unpack::BITS == 4) set_rest(load_once(lines + 32 + lane));
+        if constexpr (Unpack::BITS == 3) set_rest(load_once(reinterpret_cast<const uint2*>(lines + 32) + lane));
+    }
+
+    // To shared memory, where the unit has the same order: `arrive` reads what this lane has sent. Both ends are those of its
+    // first 16 bytes.
+    static __device__ __forceinline__ void send(unsigned char* to, const unsigned char* __restrict__ from, int lane) {
+        constexpr int REST = Unpack::BITS == 4 ? 16 : 8;
+        copy_async<16>(to, from);
+        copy_async<REST>(to + 512 - (16 - REST) * lane, from + 512 - (16 - REST) * lane);
+    }
+    __device__ __forceinline__ void arrive(const unsigned char* from, int lane) {
+        set(*reinterpret_cast<const uint4*>(from));
+        if constexpr (Unpack::BITS == 4) set_rest(*reinterpret_cast<const uint4*>(from + 512));
+        if constexpr (Unpack::BITS == 3) set_rest(*reinterpret_cast<const uint2*>(from + 512 - 8 * lane));
+    }
+
+    // sum += the products of a quarter. b: of each eight rows, this lane's eight activations.
+    template <int TILES>
+    __device__ __forceinline__ void multiply(int quarter, const uint4 (&b)[TILES], float (&sum)[TILES][4]) const {
+        const unsigned* words = word + quarter / 2 * Unpack::WORDS;
+        unsigned a[4];
+        Unpack::fragment(words, quarter % 2 * 2, a);
+#pragma unroll
+        for (int i = 0; i < TILES; ++i) mma(sum[i], a, b[i].x, b[i].y);
+        Unpack::fragment(words, quarter % 2 * 2 + 1, a);
+#pragma unroll
+        for (int i = 0; i < TILES; ++i) mma(sum[i], a, b[i].z, b[i].w);
+    }
+
+private:
+    __device__ __forceinline__ void set(const uint4& v) { word[0] = v.x, word[1] = v.y, word[2] = v.z, word[3] = v.w; }
+    __device__ __forceinline__ void set_rest(const uint4& v) { word[4] = v.x, word[5] = v.y, word[6] = v.z, word[7] = v.w; }
+    __device__ __forceinline__ void set_rest(const uint2& v) { word[4] = v.x, word[5] = v.y; }
+};
+
+// sum += part * scales, and part = 0. A pair holds the scales of outputs g and g + 8.
+template <int TILES>
+__device__ __forceinline__ void add_scaled(float (&sum)[TILES][4], float (&part)[TILES][4], unsigned pair) {
+    const float low = to_float(static_cast<half_t>(pair)), high = to_float(static_cast<half_t>(pair >> 16));
+#pragma unroll
+    for (int i = 0; i < TILES; ++i) {
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+            sum[i][j] = fmaf(j < 2 ? low : high, part[i][j], sum[i][j]);
+            part[i][j] = 0.0f;
+        }
+    }
+}
+
+// out = the sums of a block's warps, added always in the same order, + bias. partial: shared, 128 * TILES floats a warp.
+// Whoever writes there again waits for all threads first.
+template <int TILES>
+__device__ __forceinline__ void add_warps(float* partial, const float (&sum)[TILES][4], const half_t* __restrict__ bias,
+                                          half_t* __restrict__ out, int warps, int tile, int m, int n) {
+    constexpr int SUMS = 128 * TILES;
+    float* const mine = partial + threadIdx.x / 32 * SUMS + threadIdx.x % 32;
+#pragma unroll
+    for (int i = 0; i < 4 * TILES; ++i) mine[i * 32] = sum[i / 4][i % 4];
+    __syncthreads();
+    for (int at = threadIdx.x; at < SUMS; at += 32 * warps) {
+        float total = 0.0f;
+#pragma unroll 8
+        for (int warp = 0; warp < warps; ++warp) total += partial[warp * SUMS + at];
+        const int i = at / 32, lane = at % 32;
+        const int output = tile * MMA_N + lane / 4 + i % 4 / 2 * 8;
+        const int row = blockIdx.x * MMA_ROWS * TILES + i / 4 * MMA_ROWS + lane % 4 * 2 + i % 2;
+        if (row < m && output < n) out[static_cast<size_t>(row) * n + output] = finish(total, bias, output);
+    }
+}

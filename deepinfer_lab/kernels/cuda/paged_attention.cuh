@@ -41,6 +41,7 @@ __device__ __forceinline__ void paged_decode(const half_t* __restrict__ q, const
     using S = Spread<D, SIZE>;
     __shared__ float shared_max[WARPS][HEADS], shared_sum[WARPS][HEADS];
     __shared__ __align__(16) float shared_out[WARPS][HEADS][D];
+    take_turn();
     const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
     const int ratio = heads / kv_heads, groups = (ratio + HEADS - 1) / HEADS;
     const int group = blockIdx.y % groups, kv_head = blockIdx.y / groups % kv_heads;

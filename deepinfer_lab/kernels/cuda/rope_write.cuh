@@ -23,6 +23,7 @@ __device__ __forceinline__ void rope_write(const half_t* __restrict__ q, const h
                                            const long long* __restrict__ slots, half_t* __restrict__ q_out, Cached* k_cache,
                                            Cached* v_cache, half_t* k_scale, half_t* v_scale, int heads, int kv_heads, int dims,
                                            int q_stride, int k_stride, int v_stride) {
+    take_turn();
     const int rows = heads + 2 * kv_heads, half_dims = dims / 2, lane = threadIdx.x % 32;
     const int row = blockIdx.y * (ROPE_THREADS / 32) + threadIdx.x / 32;
     if (row >= rows) return;

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from deepinfer_lab.errors import KernelError
+from deepinfer_lab.kernels import dependent_launch
 from deepinfer_lab.kernels.catalogue import ADD_PARTIALS, KERNELS, Kernel
 from deepinfer_lab.kernels.check import Operands
 from deepinfer_lab.kernels.compiler import arch_for, compile_kernel
@@ -110,14 +111,26 @@ def _enqueue(
     threads: int,
     tensors: Sequence[torch.Tensor | None],
     numbers: Sequence[int | np.number],
+    *,
     shared: int = 0,
+    dependent: bool = False,
 ) -> None:
+    """`dependent`: the kernel awaits those before it by itself. Only captured steps make use of it."""
     device = tensors[0].device
     pointers = [0 if tensor is None else tensor.data_ptr() for tensor in tensors]
     scalars = [number if isinstance(number, np.number) else np.int32(number) for number in numbers]
+    arguments = (*map(np.uint64, pointers), *scalars)
     with torch.cuda.device(device):
-        stream = _cupy_stream(torch.cuda.current_stream(device).cuda_stream)
-        function(grid, (threads,), (*map(np.uint64, pointers), *scalars), shared_mem=shared, stream=stream)
+        stream = torch.cuda.current_stream(device).cuda_stream
+        if dependent and torch.cuda.is_current_stream_capturing() and _can_depend(device.index):
+            dependent_launch.launch(function.ptr, grid, threads, shared, stream, arguments)
+        else:
+            function(grid, (threads,), arguments, shared_mem=shared, stream=_cupy_stream(stream))
+
+
+@functools.cache
+def _can_depend(device: int) -> bool:
+    return dependent_launch.available(torch.cuda.get_device_capability(device))
 
 
 def launch(kernel: Kernel, operands: Operands) -> torch.Tensor:
@@ -148,7 +161,8 @@ def launch_op(
     The first tensor says on which device. threads: of a block, None for the catalogue's number. shared: bytes of shared memory
     beyond what the kernel declares.
     """
-    _enqueue(loader(tensors[0].device.index).function(op.name), grid, threads or op.threads, tensors, numbers, shared)
+    function = loader(tensors[0].device.index).function(op.name)
+    _enqueue(function, grid, threads or op.threads, tensors, numbers, shared=shared, dependent=op.dependent)
 
 
 def launch_split_k(kernel: Kernel, operands: Operands) -> torch.Tensor:

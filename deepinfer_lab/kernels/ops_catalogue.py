@@ -22,12 +22,14 @@ class Op:
         name: of the kernel and of its source. threads: in a block, or the most that a launch may ask for.
         summary: what it does, in a few words.
         shared: a launch gives it more shared memory than it declares.
+        dependent: it awaits the kernels before it by itself, so that it may be launched while they run.
     """
 
     name: str
     threads: int
     summary: str
     shared: bool = False
+    dependent: bool = False
 
     @property
     def source(self) -> Path:
@@ -36,7 +38,12 @@ class Op:
 
 def _decode_ops() -> tuple[Op, ...]:
     return tuple(
-        Op(f"paged_decode_{stored}_{dim}", 128, f"attention of new tokens over {stored} K and V, head_dim {dim}")
+        Op(
+            f"paged_decode_{stored}_{dim}",
+            128,
+            f"attention of new tokens over {stored} K and V, head_dim {dim}",
+            dependent=True,
+        )
         for stored in ("f16", "i8")
         for dim in HEAD_DIMS
     )
@@ -45,12 +52,23 @@ def _decode_ops() -> tuple[Op, ...]:
 def _mma_ops() -> tuple[Op, ...]:
     return (
         *(
-            Op(f"w{bits}_mma_{kind}", 512, f"rows (up to {kind.split('_')[0]}) times {bits}-bit weights in tiles")
+            Op(
+                f"w{bits}_mma_{kind}",
+                512,
+                f"rows (up to {kind.split('_')[0]}) times {bits}-bit weights in tiles",
+                dependent=True,
+            )
             for bits in (4, 3)
             for kind in ("8", "8_pair", "16", "16_pair", "32")
         ),
         *(
-            Op(f"w{bits}_mma_ring_{rows}", threads, f"up to {rows} rows times {bits}-bit weights in tiles", shared=True)
+            Op(
+                f"w{bits}_mma_ring_{rows}",
+                threads,
+                f"up to {rows} rows times {bits}-bit weights in tiles",
+                shared=True,
+                dependent=True,
+            )
             for bits in (4, 3)
             for rows, threads in zip(MMA_ROWS, (512, 512, 384), strict=True)
         ),
@@ -62,11 +80,11 @@ OPS = MappingProxyType(
         op.name: op
         for op in (
             *_decode_ops(),
-            Op("paged_combine", 128, "adds up the splits of paged_decode"),
-            Op("rms_norm", 256, "RMSNorm, and the residual addition before it"),
-            Op("rope_write_f16", 128, "rotary embedding; K and V into an fp16 cache"),
-            Op("rope_write_i8", 128, "rotary embedding; K and V into an int8 cache"),
-            Op("silu_mul", 256, "silu(gate) * up"),
+            Op("paged_combine", 128, "adds up the splits of paged_decode", dependent=True),
+            Op("rms_norm", 256, "RMSNorm, and the residual addition before it", dependent=True),
+            Op("rope_write_f16", 128, "rotary embedding; K and V into an fp16 cache", dependent=True),
+            Op("rope_write_i8", 128, "rotary embedding; K and V into an int8 cache", dependent=True),
+            Op("silu_mul", 256, "silu(gate) * up", dependent=True),
             Op("merge_attention", 256, "attention over parts of the keys to attention over all"),
             Op("spin", 1024, "occupies multiprocessors for a time, and says which"),
             Op("w4_dequantise", 256, "4-bit weights to dense fp16"),
@@ -78,6 +96,7 @@ OPS = MappingProxyType(
                     cut.threads,
                     f"blocks of {cut.rows} rows times {cut.bits}-bit weights in tiles",
                     shared=True,
+                    dependent=True,
                 )
                 for cut in CUTS
             ),

@@ -275,12 +275,13 @@ __device__ __forceinline__ void store(const float4& sum, int item, int first_row
 }
 
 template <class C>
-__device__ __forceinline__ void mma_block(const half_t* __restrict__ x, const char* __restrict__ tiles,
+__device__ __forceinline__ void mma_block(const half_t* x, const char* __restrict__ tiles,
                                           const char* __restrict__ scales, const half_t* __restrict__ bias,
                                           half_t* __restrict__ out, float4* __restrict__ partial,
                                           unsigned* __restrict__ arrived, int m, int n, int k, int group) {
     char* const shared = reinterpret_cast<char*>(launch_shared());
     __shared__ bool last;
+    take_turn();
     constexpr int STORED_K = C::Unpack::STORED_K;
     const int count = (n + MMA_N - 1) / MMA_N, units = (k + STORED_K - 1) / STORED_K * (STORED_K / C::K);
     const int down = (m + C::ROWS - 1) / C::ROWS;

@@ -15,7 +15,7 @@
 __device__ __forceinline__ int ring_row(int units) { return units * MMA_K * 2 + 64; }
 
 template <class Unpack, int TILES, int STAGES, int GROUP>
-__device__ __forceinline__ void mma_ring_block(const half_t* __restrict__ x, const unsigned char* __restrict__ tiles,
+__device__ __forceinline__ void mma_ring_block(const half_t* x, const unsigned char* __restrict__ tiles,
                                                const unsigned* __restrict__ scales, const half_t* __restrict__ bias,
                                                half_t* __restrict__ out, int m, int n, int k) {
     constexpr int SCALES = MMA_K / GROUP, BYTES = Unit<Unpack>::BYTES, SCALE_BYTES = 128 * SCALES, STAGE = BYTES + SCALE_BYTES;
@@ -50,7 +50,9 @@ __device__ __forceinline__ void mma_ring_block(const half_t* __restrict__ x, con
         slot += BYTES, scale_slot += SCALE_BYTES;
         if (++stage_ahead == STAGES) stage_ahead = 0, slot -= STAGES * BYTES, scale_slot -= STAGES * SCALE_BYTES;
     };
+    release_next();
     send();
+    await_previous();  // weights are nobody's output; activations are
     for (int row = 0; row < rows; ++row) {  // behind the first weights, which take longer to come
         for (int at = threadIdx.x * UNIT; at < units * MMA_K; at += blockDim.x * UNIT) {
             uint4* const to = reinterpret_cast<uint4*>(staged + row * ring_row(units) + at * 2);
@@ -103,7 +105,7 @@ __device__ __forceinline__ void mma_ring_block(const half_t* __restrict__ x, con
 }
 
 template <class Unpack, int TILES, int STAGES>
-__device__ __forceinline__ void mma_ring(const half_t* __restrict__ x, const unsigned char* __restrict__ tiles,
+__device__ __forceinline__ void mma_ring(const half_t* x, const unsigned char* __restrict__ tiles,
                                          const unsigned* __restrict__ scales, const half_t* __restrict__ bias,
                                          half_t* __restrict__ out, int m, int n, int k, int group) {
     if (group == 128) mma_ring_block<Unpack, TILES, STAGES, 128>(x, tiles, scales, bias, out, m, n, k);

@@ -11,7 +11,7 @@
 // One warp's part of the sums: up to 8 * TILES activation rows, from 8 * TILES * blockIdx.x on, and the block's outputs.
 // DEPTH: units of each 16 outputs whose weights are on their way. AHEAD: quarters whose activations are.
 template <class Unpack, int TILES, int COLUMNS, int DEPTH, int AHEAD, int GROUP, int WARPS>
-__device__ __forceinline__ void mma_small_warp(const half_t* __restrict__ x, const unsigned char* __restrict__ tiles,
+__device__ __forceinline__ void mma_small_warp(const half_t* x, const unsigned char* __restrict__ tiles,
                                                const unsigned* __restrict__ scales, float (&sum)[COLUMNS][TILES][4], int m,
                                                int n, int k) {
     static_assert(MMA_K % GROUP == 0 && QUARTERS * DEPTH % AHEAD == 0, "whole groups, whole rings");
@@ -64,6 +64,7 @@ __device__ __forceinline__ void mma_small_warp(const half_t* __restrict__ x, con
 
 #pragma unroll
     for (int step = 0; step < DEPTH; ++step) fetch_weights(step);
+    await_previous();  // weights are nobody's output; activations are
 #pragma unroll
     for (int quarter = 0; quarter < AHEAD; ++quarter) fetch_rows(quarter);
     while (next < units) {
@@ -96,12 +97,13 @@ __device__ __forceinline__ void mma_small_warp(const half_t* __restrict__ x, con
 }
 
 template <class Unpack, int TILES, int COLUMNS, int DEPTH, int AHEAD, int WARPS>
-__device__ __forceinline__ void mma_small(const half_t* __restrict__ x, const unsigned char* __restrict__ tiles,
+__device__ __forceinline__ void mma_small(const half_t* x, const unsigned char* __restrict__ tiles,
                                           const unsigned* __restrict__ scales, const half_t* __restrict__ bias,
                                           half_t* __restrict__ out, int m, int n, int k, int group) {
     constexpr int FINE_AHEAD = AHEAD < 2 ? AHEAD : 2;  // more scales take registers, too
     __shared__ float partial[COLUMNS][WARPS * 128 * TILES];
     float sum[COLUMNS][TILES][4] = {};
+    release_next();
     if (group == 128) mma_small_warp<Unpack, TILES, COLUMNS, DEPTH, AHEAD, 128, WARPS>(x, tiles, scales, sum, m, n, k);
     if (group == 64) mma_small_warp<Unpack, TILES, COLUMNS, DEPTH, FINE_AHEAD, 64, WARPS>(x, tiles, scales, sum, m, n, k);
     if (group == 32) mma_small_warp<Unpack, TILES, COLUMNS, DEPTH, FINE_AHEAD, 32, WARPS>(x, tiles, scales, sum, m, n, k);

@@ -31,16 +31,17 @@ __device__ __forceinline__ float sum_over_g(float x) {
 // With one split, out [sequences, heads, D] is the result. With more, partial [sequences, heads, splits, D] and
 // stats [sequences, heads, splits, 2] take each split's sum of exp2(score - max) * v, max, and sum of exp2(score - max).
 template <int D, int SIZE>
-__device__ __forceinline__ void paged_decode(const half_t* __restrict__ q, const unsigned char* __restrict__ k,
+__device__ __forceinline__ void paged_decode(const half_t* q, const unsigned char* __restrict__ k,
                                              const unsigned char* __restrict__ v, const unsigned char* __restrict__ k_scales,
                                              const unsigned char* __restrict__ v_scales,
-                                             const long long* __restrict__ block_table, const long long* __restrict__ seq_lens,
+                                             const long long* block_table, const long long* seq_lens,
                                              half_t* __restrict__ out, float* __restrict__ partial,
                                              float* __restrict__ stats, int heads, int kv_heads, int block_size,
                                              unsigned reciprocal, int columns, int splits, int split_size, float scale_log2) {
     using S = Spread<D, SIZE>;
     __shared__ float shared_max[WARPS][HEADS], shared_sum[WARPS][HEADS];
     __shared__ __align__(16) float shared_out[WARPS][HEADS][D];
+    take_turn();
     const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
     const int ratio = heads / kv_heads, groups = (ratio + HEADS - 1) / HEADS;
     const int group = blockIdx.y % groups, kv_head = blockIdx.y / groups % kv_heads;

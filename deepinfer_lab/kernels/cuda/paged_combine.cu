@@ -2,8 +2,9 @@
 #include "mma.cuh"
 
 extern "C" __global__ void __launch_bounds__(128)
-    paged_combine(const float* __restrict__ partial, const float* __restrict__ stats, const long long* __restrict__ seq_lens,
+    paged_combine(const float* partial, const float* stats, const long long* seq_lens,
                   half_t* __restrict__ out, int heads, int dims, int splits, int split_size) {
+    take_turn();
     const int length = static_cast<int>(seq_lens[blockIdx.y]);
     const int used = min(splits, (length + split_size - 1) / split_size);  // the others were not written
     const size_t row = static_cast<size_t>(blockIdx.y) * heads + blockIdx.x;

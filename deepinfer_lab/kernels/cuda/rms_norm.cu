@@ -19,6 +19,7 @@ __device__ __forceinline__ unsigned scaled(unsigned pair, unsigned weight, float
 extern "C" __global__ void __launch_bounds__(NORM_THREADS)
     rms_norm(const half_t* x, const half_t* delta, const half_t* weight, half_t* sum, half_t* out, int columns, float eps) {
     __shared__ float warp_sums[NORM_THREADS / 32];
+    take_turn();
     const size_t row = static_cast<size_t>(blockIdx.x) * columns;
     float squares = 0.0f;
     for (int i = threadIdx.x * 8; i < columns; i += NORM_THREADS * 8) {

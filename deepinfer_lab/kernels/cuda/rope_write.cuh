@@ -17,12 +17,13 @@ __device__ __forceinline__ signed char quantised(half_t x, float divisor) {
 
 // Strides in elements from one token to the next. Cache rows: [slots, kv_heads, dims], scales [slots, kv_heads].
 template <class Cached>
-__device__ __forceinline__ void rope_write(const half_t* __restrict__ q, const half_t* __restrict__ k,
-                                           const half_t* __restrict__ v, const half_t* __restrict__ cos,
-                                           const half_t* __restrict__ sin, const long long* __restrict__ positions,
-                                           const long long* __restrict__ slots, half_t* __restrict__ q_out, Cached* k_cache,
+__device__ __forceinline__ void rope_write(const half_t* q, const half_t* k,
+                                           const half_t* v, const half_t* __restrict__ cos,
+                                           const half_t* __restrict__ sin, const long long* positions,
+                                           const long long* slots, half_t* __restrict__ q_out, Cached* k_cache,
                                            Cached* v_cache, half_t* k_scale, half_t* v_scale, int heads, int kv_heads, int dims,
                                            int q_stride, int k_stride, int v_stride) {
+    take_turn();
     const int rows = heads + 2 * kv_heads, half_dims = dims / 2, lane = threadIdx.x % 32;
     const int row = blockIdx.y * (ROPE_THREADS / 32) + threadIdx.x / 32;
     if (row >= rows) return;

@@ -12,7 +12,8 @@ __device__ __forceinline__ unsigned silu_times(unsigned gate, unsigned up) {
 }
 
 extern "C" __global__ void __launch_bounds__(256)
-    silu_mul(const half_t* __restrict__ x, half_t* __restrict__ out, int columns) {
+    silu_mul(const half_t* x, half_t* __restrict__ out, int columns) {
+    take_turn();
     const size_t row = blockIdx.x;
     const int i = (blockIdx.y * 256 + threadIdx.x) * 8;
     if (i >= columns) return;

@@ -2,7 +2,7 @@
 #include "mma_small.cuh"
 
 extern "C" __global__ void __launch_bounds__(512, 1)
-w4_mma_16(const half_t* __restrict__ x, const unsigned char* __restrict__ tiles, const unsigned* __restrict__ scales,
+w4_mma_16(const half_t* x, const unsigned char* __restrict__ tiles, const unsigned* __restrict__ scales,
           const half_t* __restrict__ bias, half_t* __restrict__ out, int m, int n, int k, int group) {
     mma_small<UnpackW4, 2, 1, 4, 4, 16>(x, tiles, scales, bias, out, m, n, k, group);
 }

@@ -113,9 +113,8 @@ def quantise(
 
     plan = plan_named(bits)
     if plan is PLANS["none"]:
-        raise SettingError(
-            f"bits '{bits}' leaves nothing to quantise: allowed are w4, w3, mixed or a plan's .json file"
-        )
+        allowed = ", ".join(name for name in PLANS if name != "none")
+        raise SettingError(f"bits '{bits}' leaves nothing to quantise: allowed are {allowed} or a plan's .json file")
     source, calibration = open_source(model), None
     if text is not None:
         if source.tokenizer is None:

@@ -29,7 +29,8 @@ def bits(command: Command) -> Command:
         default="w4",
         show_default=True,
         metavar="PLAN",
-        help="w4, w3: all linear layers; mixed: MLP 3 bits, attention 4; none: as in the checkpoint; or a plan's .json file.",
+        help="w4, w3: all linear layers; mixed: MLP 3 bits, attention 4; "
+        "w4-all, mixed-all: those, and embedding and output head 4 bits; none: as in the checkpoint; or a plan's .json file.",
     )(command)
 
 
@@ -40,7 +41,8 @@ def method(command: Command) -> Command:
         type=click.Choice(METHODS),
         default="rtn",
         show_default=True,
-        help="rtn rounds to nearest, at once. scale-search and gptq read some text first and lose less; gptq least.",
+        help="rtn rounds to nearest, at once. scale-search and gptq read some text first and lose less; gptq least. "
+        "Embedding and output head are rounded to nearest by all.",
     )(command)
 
 

@@ -26,7 +26,8 @@ def _names(_ctx: click.Context, param: click.Parameter, value: str) -> list[str]
     show_default=True,
     callback=_names,
     metavar="PLAN,...",
-    help="w4, w3: all linear layers; mixed: MLP 3 bits, attention 4; or a plan's .json file.",
+    help="w4, w3: all linear layers; mixed: MLP 3 bits, attention 4; "
+    "w4-all, mixed-all: those, and embedding and output head 4 bits; or a plan's .json file.",
 )
 @click.option(
     "--method",
@@ -58,7 +59,7 @@ def quality(
     perplexity  how well it predicts Python's own documentation; lower is better, 1 would be certainty
     KL          how far its probabilities are from the unquantised model's, nats per token; 0 is no difference
     top-1       how often both take the same token to be the likeliest
-    MB          the linear layers' weights, as stored
+    MB          weights of the blocks' linear layers, as stored; not embedding and head
     seconds     to load and quantise
 
     KL and top-1 speak of the quantiser alone; perplexity also of the model and the text. The samples at the end show how
@@ -78,7 +79,7 @@ def quality(
     yardstick = Yardstick.load(model, tokens=tokens, window=window, beginning=beginning, new_tokens=40, device=device)
     click.echo(f"{yardstick.model.name}: {tokens} tokens of {text_version()}, in windows of {window}")
     click.echo(
-        f"{'bits':<8} {'method':<13} {'group':>5} {'perplexity':>10} {'KL':>7} {'top-1':>6} {'MB':>8} {'seconds':>8}"
+        f"{'bits':<9} {'method':<13} {'group':>5} {'perplexity':>10} {'KL':>7} {'top-1':>6} {'MB':>8} {'seconds':>8}"
     )
     rows = []
 
@@ -86,7 +87,7 @@ def quality(
         rows.append(row)
         seconds = "-" if row["quantise_s"] is None else f"{row['quantise_s']:.1f}"
         click.echo(
-            f"{row['bits']:<8} {row['method'] or '-':<13} {row['group'] or '-':>5} {row['perplexity']:>10.2f} "
+            f"{row['bits']:<9} {row['method'] or '-':<13} {row['group'] or '-':>5} {row['perplexity']:>10.2f} "
             f"{row['kl']:>7.4f} {row['top1']:>6.1%} {row['bytes'] / 1e6:>8.1f} {seconds:>8}"
         )
 
@@ -95,7 +96,7 @@ def quality(
         show(yardstick.quantised(plan, method, group))
     click.echo(f"\n{beginning} ...")
     for row in rows:
-        click.echo(f"{row['bits']:<8} {row['method'] or '-':<13} {' '.join(row['sample'].split())}")
+        click.echo(f"{row['bits']:<9} {row['method'] or '-':<13} {' '.join(row['sample'].split())}")
     if json_file is not None:
         content = {
             "provenance": provenance.collect(),

@@ -132,18 +132,17 @@ def sensitivity(
     Raises:
         SettingError, CheckpointError, QuantisationError: as `quantise_layers` does.
     """
-    outside = {"device": reference.device, "dtype": reference.dtype}
-    inside = {"group": group, **outside}
+    settings = {"group": group, "device": reference.device, "dtype": reference.dtype}
     layers = quantise_layers(
         source, plan_named("w3"), group=group, method=method, sequential=False, calibration=calibration,
         device=reference.device,
     )  # fmt: skip
-    blocks = [build_block(source, plan_named("none"), i, **inside) for i in range(source.config.num_layers)]
+    blocks = [build_block(source, plan_named("none"), i, **settings) for i in range(source.config.num_layers)]
     for (index, unit), members in groupby(layers, key=lambda layer: _place(layer[0])):
         weights = dict(members)
         plan = LayerPlan(f"{unit} of block {index}", dict.fromkeys(weights, 3))
-        block = build_block(PackedModel(source, weights), plan, index, **inside)
-        model = build_outside(source, [*blocks[:index], block, *blocks[index + 1 :]], **outside)
+        block = build_block(PackedModel(source, weights), plan, index, **settings)
+        model = build_outside(source, plan, [*blocks[:index], block, *blocks[index + 1 :]], **settings)
         bytes3 = sum(weight.nbytes for weight in weights.values())
         yield {
             "row": "sensitivity",

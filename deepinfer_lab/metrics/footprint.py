@@ -8,7 +8,7 @@ from deepinfer_lab.kv.pool import KVShape
 from deepinfer_lab.model.config import ModelConfig
 from deepinfer_lab.model.source import dense_shapes, linear_layers, linear_shape
 from deepinfer_lab.quant.layout import check_shape, packed_columns
-from deepinfer_lab.quant.plan import Plan
+from deepinfer_lab.quant.plan import EMBEDDING, HEAD, Plan
 
 DENSE_BYTES = 2  # of a float16 value, which scales are too
 
@@ -18,8 +18,8 @@ class Footprint:
     """Bytes on a GPU, where all that is not packed is float16. `workspace` is an estimate, the others are exact.
 
     Attributes:
-        attention, mlp: packed values of linear layers; dense ones where the plan has no bits. scales: of both.
-        embedding: [vocab, hidden]. head: the same again where it is not tied to the embedding, else 0.
+        attention, mlp: packed values of linear layers; dense ones where the plan has no bits. scales: theirs.
+        embedding: [vocab, hidden], values and scales. head: the same again where it is not tied to the embedding, else 0.
         small: norms, biases, and the cosines and sines of every position.
         kv_token: K and V of one token, in all layers.
         workspace: what one forward pass holds beside all that; see `workspace_bytes`.
@@ -68,8 +68,6 @@ def footprint(
     plan: Plan,
     *,
     group: int,
-    head_bits: int | None = None,
-    embedding_bits: int | None = None,
     int8_kv: bool = False,
     chunk: int = 256,
     sequences: int = 8,
@@ -77,8 +75,7 @@ def footprint(
     """A model's bytes by part.
 
     Args:
-        plan, group: of the linear layers.
-        head_bits, embedding_bits: what if these had so many bits? Both stay dense in this package.
+        plan, group: of the linear layers, the embedding and the head.
         int8_kv: K and V in one byte a value, with a scale a vector.
         chunk, sequences: the largest forward pass.
 
@@ -92,8 +89,8 @@ def footprint(
         values[layer.split(".")[3]] += packed
         scales += its
     table = config.vocab_size, config.hidden_size
-    embedding = sum(linear_bytes(*table, embedding_bits, group))
-    head = 0 if config.tied_embeddings else sum(linear_bytes(*table, head_bits, group))
+    embedding = sum(linear_bytes(*table, plan.bits_for(EMBEDDING), group))
+    head = 0 if config.tied_embeddings else sum(linear_bytes(*table, plan.bits_for(HEAD), group))
     vectors = sum(shape[0] for _, shape in dense_shapes(config) if len(shape) == 1)
     kv = KVShape(config.num_layers, config.num_kv_heads, config.head_dim, torch.float16, quantised=int8_kv)
     return Footprint(

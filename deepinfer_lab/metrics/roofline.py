@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from deepinfer_lab.metrics.footprint import DENSE_BYTES, linear_bytes
 from deepinfer_lab.model.config import ModelConfig
 from deepinfer_lab.model.source import ATTENTION_IN, ATTENTION_OUT, MLP_IN, MLP_OUT, linear_shape
-from deepinfer_lab.quant.plan import Plan
+from deepinfer_lab.quant.plan import HEAD, Plan
 
 PRODUCTS = {"qkv": ATTENTION_IN, "o": ATTENTION_OUT, "gate, up": MLP_IN, "down": MLP_OUT}
 LOGIT_BYTES = 4
@@ -92,7 +92,7 @@ def forward_costs(config: ModelConfig, plan: Plan, group: int, spans: Sequence[S
     cached = sum(span.before + 2 * span.new for span in spans)  # new ones are written, then read
     moved = (2 * cached * config.kv_size + 2 * tokens * config.q_size) * DENSE_BYTES
     costs["attention"] = Cost(4.0 * config.q_size * pairs * config.num_layers, moved * config.num_layers)
-    head = product(config.vocab_size, config.hidden_size, len(spans), None, group)
+    head = product(config.vocab_size, config.hidden_size, len(spans), plan.bits_for(HEAD), group)
     costs["head"] = Cost(head.flops, head.bytes + len(spans) * config.vocab_size * (LOGIT_BYTES - DENSE_BYTES))
     return costs
 

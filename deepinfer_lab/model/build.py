@@ -8,13 +8,16 @@ from deepinfer_lab.errors import QuantisationError
 from deepinfer_lab.kernels import dispatch
 from deepinfer_lab.model import invariance
 from deepinfer_lab.model.decoder import Block, Decoder, Linear
+from deepinfer_lab.model.embedding import DenseEmbedding, PackedEmbedding
 from deepinfer_lab.model.ops import CudaOps
 from deepinfer_lab.model.source import ATTENTION_IN, ATTENTION_OUT, MLP_IN, MLP_OUT, PackedSource, WeightSource
 from deepinfer_lab.progress import bar
 from deepinfer_lab.quant import rtn
 from deepinfer_lab.quant.layout import PackedWeight, concatenate
 from deepinfer_lab.quant.linear import DenseLinear, QuantLinear
-from deepinfer_lab.quant.plan import Plan
+from deepinfer_lab.quant.plan import EMBEDDING, HEAD, Plan
+
+ROWS_AT_ONCE = 16_384  # of a table that is rounded: rounding wants float32 copies, of 7B's tables 2 GiB each
 
 
 def packed_weight(source: WeightSource, layer: str, bits: int, group: int) -> PackedWeight:
@@ -38,7 +41,7 @@ def build_decoder(
 
     Args:
         source: where the weights are.
-        plan: bits for each layer.
+        plan: bits for each layer, and for embedding and head.
         group: values of K that share a scale, where the plan quantises.
         device, dtype: where the model runs and what it computes in.
         table: which kernel multiplies how many rows with a quantised layer on a GPU.
@@ -53,32 +56,55 @@ def build_decoder(
     invariant = batch_invariant and device.type != "cpu"
     if invariant:
         invariance.require(source.config, device, dtype)
-    settings = {"device": device, "dtype": dtype, "batch_invariant": invariant}
+    settings = {"group": group, "device": device, "dtype": dtype, "table": table, "batch_invariant": invariant}
     blocks = [
-        build_block(source, plan, index, group=group, table=table, **settings)
+        build_block(source, plan, index, **settings)
         for index in bar(range(source.config.num_layers), desc=f"loading {source.name}", unit="layer")
     ]
-    return build_outside(source, blocks, **settings)
+    return build_outside(source, plan, blocks, **settings)
 
 
 def build_outside(
     source: WeightSource,
+    plan: Plan,
     blocks: Sequence[Block] = (),
     *,
+    group: int,
     device: torch.device,
     dtype: torch.dtype,
+    table: Sequence[dispatch.Row] = dispatch.ARTICLE,
     batch_invariant: bool = False,
 ) -> Decoder:
-    """A decoder of given blocks: embedding, final norm and output head come from the source.
+    """A decoder of given blocks: embedding, final norm and output head come from the source. Arguments as `build_decoder`.
+
+    Embedding and head that the plan gives bits are rounded here, since no source holds them packed. Tied ones share a weight.
 
     batch_invariant: on a GPU only, and for blocks that were built so.
     """
-    embed, norm = (source.tensor(f"model.{name}.weight").to(device, dtype) for name in ("embed_tokens", "norm"))
-    head = embed if source.config.tied_embeddings else source.tensor("lm_head.weight").to(device, dtype)
-    if not batch_invariant:
-        return Decoder(source.config, embed, list(blocks), norm, DenseLinear(head))
-    lm_head, ops = DenseLinear(head, fixed_rows=invariance.FIXED_ROWS), CudaOps(invariance.FIXED_SPLIT)
-    return Decoder(source.config, embed, list(blocks), norm, lm_head, ops, batch_invariant=True)
+    table = invariance.TABLE if batch_invariant else table
+    fixed_rows = invariance.FIXED_ROWS if batch_invariant else None
+    tied = source.config.tied_embeddings
+    if tied and plan.bits_for(EMBEDDING) != plan.bits_for(HEAD):
+        raise QuantisationError(
+            f"plan '{plan.name}': {EMBEDDING} and {HEAD} of '{source.name}' are one table and must have the same bits"
+        )
+
+    def read(name: str) -> torch.Tensor | PackedWeight:
+        weight, bits = source.tensor(f"{name}.weight"), plan.bits_for(name)
+        if bits is None:
+            return weight.to(device, dtype)
+        return concatenate([rtn.quantise(rows, bits, group) for rows in weight.split(ROWS_AT_ONCE)]).to(device)
+
+    looked_up = read(EMBEDDING)
+    multiplied = looked_up if tied else read(HEAD)
+    embed = PackedEmbedding(looked_up, dtype) if isinstance(looked_up, PackedWeight) else DenseEmbedding(looked_up)
+    if isinstance(multiplied, PackedWeight):
+        lm_head = QuantLinear(multiplied, table=table)
+    else:
+        lm_head = DenseLinear(multiplied, fixed_rows=fixed_rows)
+    norm = source.tensor("model.norm.weight").to(device, dtype)
+    ops = CudaOps(invariance.FIXED_SPLIT) if batch_invariant else None
+    return Decoder(source.config, embed, list(blocks), norm, lm_head, ops, batch_invariant)
 
 
 def build_block(

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 
 import torch
-from torch.nn.functional import embedding
 
 from deepinfer_lab.errors import SettingError
 from deepinfer_lab.kv.pool import KVPool, KVShape
@@ -84,7 +83,7 @@ class Passage:
         shape = KVShape(1, model.config.num_kv_heads, model.config.head_dim, model.dtype)
         self._kv = KVPool(shape, len(blocks), BLOCK_SIZE, device)
         tokens = torch.tensor(calibration.windows, device=device)
-        self._states = [embedding(window, model.embed) for window in tokens]
+        self._states = [model.embed(window) for window in tokens]
 
     def observe(self, block: Block, *, move: bool) -> dict[str, torch.Tensor]:
         """Let the texts pass a block: the mean of x x^T, float32 [K, K], of the inputs of each of `LINEARS`.

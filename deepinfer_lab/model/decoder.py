@@ -4,16 +4,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
-from torch.nn.functional import embedding, rms_norm
+from torch.nn.functional import rms_norm
 
 from deepinfer_lab.kv.pool import KVPool, KVShape
 from deepinfer_lab.model.config import ModelConfig
+from deepinfer_lab.model.embedding import DenseEmbedding, PackedEmbedding
 from deepinfer_lab.model.ops import Ops, StepOps, TorchOps, ops_for
 from deepinfer_lab.model.rope import Rope
 from deepinfer_lab.model.step_input import StepInput
 from deepinfer_lab.quant.linear import DenseLinear, QuantLinear
 
 Linear = DenseLinear | QuantLinear
+Embedding = DenseEmbedding | PackedEmbedding
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,7 @@ class Decoder:
 
     Args:
         config: sizes.
-        embed: token embedding [vocab, hidden].
+        embed: token embedding, ids -> hidden.
         blocks: one per layer.
         norm: final norm [hidden].
         lm_head: hidden -> vocab.
@@ -46,7 +48,7 @@ class Decoder:
     def __init__(
         self,
         config: ModelConfig,
-        embed: torch.Tensor,
+        embed: Embedding,
         blocks: list[Block],
         norm: torch.Tensor,
         lm_head: Linear,
@@ -59,8 +61,8 @@ class Decoder:
         self._ops = ops or ops_for(config, embed.device, embed.dtype)
 
     @property
-    def embed(self) -> torch.Tensor:
-        """The token embedding [vocab, hidden]."""
+    def embed(self) -> Embedding:
+        """The token embedding: ids [T] -> [T, hidden]."""
         return self._embed
 
     @property
@@ -82,13 +84,16 @@ class Decoder:
 
     @property
     def step_bytes(self) -> int:
-        """Bytes of weights that one forward pass must read, however few its tokens: the roofline's numerator."""
+        """Bytes of weights that one forward pass must read, however few its tokens: the roofline's numerator. The embedding
+        does not count, since a pass reads one row of it a token."""
         return sum(linear.read_bytes for linear in self._linears()) + self._lm_head.read_bytes
 
     @property
     def uses_kernels(self) -> bool:
         """Whether its forward pass launches kernels of this package."""
-        return not isinstance(self._ops, TorchOps) or any(isinstance(each, QuantLinear) for each in self._linears())
+        return not isinstance(self._ops, TorchOps) or any(
+            isinstance(each, QuantLinear) for each in (*self._linears(), self._lm_head)
+        )
 
     def _linears(self) -> Iterator[Linear]:
         return (linear for b in self._blocks for linear in (b.qkv, b.o, b.gate_up, b.down))
@@ -101,7 +106,7 @@ class Decoder:
         """
         ops, eps = self._ops, self.config.rms_norm_eps
         on_step = ops.step(step, kv, self._rope)
-        x = embedding(step.token_ids, self._embed)
+        x = self._embed(step.token_ids)
         normed = ops.norm(x, self._blocks[0].input_norm, eps)
         for layer, block in enumerate(self._blocks):
             x, normed = ops.add_norm(x, self._attention(layer, block, normed, on_step), block.post_norm, eps)

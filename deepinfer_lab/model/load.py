@@ -78,12 +78,13 @@ def load_model(
 
     Args:
         spec: a model; see `open_source`.
-        bits: w4, w3, mixed, none, a plan's .json file, or a plan. A folder that is quantised already must be loaded with the
-            bits that it has.
+        bits: a name of `quant.plan.PLANS`, a plan's .json file, or a plan. A folder that is quantised already must be loaded
+            with the bits that its linear layers have.
         group: values along K that share a scale: 32, 64 or 128.
         device: cpu, cuda or cuda:N; the GPU where there is one, by default. Computes in float32 on a CPU, float16 on a GPU.
-        method: how to quantise, one of `quant.methods.METHODS`. All but rtn read calibration texts first, which takes a
-            minute for the smallest models: `deepinfer-lab quantise` keeps the result.
+        method: how to quantise, one of `quant.methods.METHODS`; embedding and head are rounded to nearest by any. All but rtn
+            read calibration texts first, which takes a minute for the smallest models: `deepinfer-lab quantise` keeps the
+            result.
         dispatch: a dispatch.json that says which kernel takes how many rows on a GPU; the article's choice by default.
         batch_invariant: on a GPU, a token's logits are the same bits in any batch and at any chunking of its prompt, at a price
             (`model.invariance`). On a CPU it changes nothing, and they are the same but for rounding (`build_decoder`).

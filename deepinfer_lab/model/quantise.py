@@ -53,14 +53,16 @@ def quantise_layers(
     known: Mapping[str, PackedWeight] | None = None,
     device: torch.device | None = None,
 ) -> Iterator[tuple[str, PackedWeight]]:
-    """Quantise every layer that the plan names: (canonical layer name, weight), in the order of the forward pass.
+    """Quantise every linear layer that the plan names: (canonical layer name, weight), in the order of the forward pass.
+
+    Not the embedding and the output head: `build_outside` rounds them to nearest, whatever the method.
 
     No more than one block is dense at a time. Where the method wants activations, calibration texts pass block after block.
 
     Args:
         source: a float checkpoint. group: values of K that share a scale. method: one of `methods.METHODS`.
-        sequential: each block sees what the quantised ones before it make of the texts, and so can make up for their
-            errors; False lets the texts pass the unquantised model.
+        sequential: each block sees what the quantised ones before it, and the plan's embedding, make of the texts, and so
+            can make up for their errors; False lets the texts pass the unquantised model.
         calibration: texts; by default the source's tokenizer cuts some from Python's own documentation.
         known: layers that were quantised before, by the same settings; they are not yielded again.
         device: where to compute; the CPU by default.
@@ -85,7 +87,8 @@ def quantise_layers(
             raise SettingError(f"method '{method}': '{source.name}' has no tokenizer to make calibration texts with")
         calibration = default_calibration(source.tokenizer)
     where = {"device": device or torch.device("cpu"), "dtype": torch.float32}
-    passage = Passage(build_outside(source, **where), calibration)
+    outside = build_outside(source, plan if sequential else PLANS["none"], group=group, **where)
+    passage = Passage(outside, calibration)
     for index in bar(range(source.config.num_layers), desc=f"quantising by {method}", unit="block"):
         layers = {f"model.layers.{index}.{name}": part for part, names in PARTS.items() for name in names}
         todo = {layer: part for layer, part in layers.items() if plan.bits_for(layer) and layer not in known}

@@ -40,6 +40,9 @@ def write(
 ) -> Path:
     """Quantise a model and write it to a folder. Returns the file of its weights.
 
+    Embedding and output head are written as the source holds them. A plan that gives them bits has them rounded whenever the
+    folder is loaded with it, which takes seconds.
+
     Finished blocks are kept in `folder/unfinished` until all are: the same call takes up an interrupted one where it stopped.
 
     Raises:

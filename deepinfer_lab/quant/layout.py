@@ -109,7 +109,7 @@ class PackedWeight:
     def dequantise(self, dtype: torch.dtype, rows: slice = slice(None)) -> torch.Tensor:
         """Dense [rows, k] in `dtype`; the product is formed in float32 and rounded once."""
         scales = self.scales[rows].float()
-        q = unpack(self.packed[rows], self.bits, self.k).view(scales.shape[0], -1, self.group)
+        q = unpack(self.packed[rows], self.bits, self.k).view(*scales.shape, self.group)
         return (q.float() * scales.unsqueeze(2)).view(-1, self.k).to(dtype)
 
     def to(self, device: torch.device | str) -> "PackedWeight":

@@ -136,12 +136,14 @@ print(f"{1 - log(w3['gptq']) / log(w3['rtn']):.0%} of the loss was the rounding'
 # %%
 alone = records["overlap_sweep"].frame().query("protocol == 'modern' and concurrency == 1 and policy == 'priority'")
 step_ms = median(alone["itl_ms"].iloc[0])
-sizes = {bits: footprint(SHAPES["qwen2.5-7b"], PLANS["mixed"], group=128, head_bits=bits) for bits in (None, 4)}
-shares = {bits: f"{size.weights / 2**30:.2f} GiB" for bits, size in sizes.items()}
+sizes = {bits: footprint(SHAPES["qwen2.5-7b"], PLANS[bits], group=128).weights for bits in ("mixed", "mixed-all")}
+shares = {bits: f"{size / 2**30:.2f} GiB" for bits, size in sizes.items()}
 print(
     f"One client of the 3B model waits {step_ms:.2f} ms for a token; the notebook says how little of that is memory's."
 )
-print(f"The 7B model in 3 and 4 bits takes {shares[None]}; with its output head in 4 bits, {shares[4]}.")
+print(
+    f"The 7B model in 3 and 4 bits takes {shares['mixed']}; with embedding and head in 4 bits, {shares['mixed-all']}."
+)
 
 # %% [markdown]
 # ## [08 · The ghost reply](08_ghost_reply.ipynb)

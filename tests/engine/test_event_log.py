@@ -18,7 +18,7 @@ def lines(path):
 
 def test_the_log_holds_what_the_listener_hears(own_model, tmp_path, wait_for):
     path, heard = tmp_path / "events.jsonl", []
-    own_model._embed[255] = float("nan")
+    own_model.embed.weight[255] = float("nan")
     config = EngineConfig(kv_cache_mib=1, event_log=path)
     with Engine(own_model, config=config, listener=heard.append) as engine:
         wait_for(lambda: engine.generate([[1, 2], [3]], SamplingParams(max_tokens=3, logprobs=1)))

@@ -153,7 +153,7 @@ def test_work_whose_requests_are_all_gone_is_still_committed(tiny):
 
 @pytest.mark.parametrize("prefix_cache", [False, True])
 def test_logits_that_are_not_finite(own_tiny, tiny, prefix_cache):
-    own_tiny._embed[255] = float("nan")
+    own_tiny.embed.weight[255] = float("nan")
     bench = Bench(own_tiny, prefix_cache=prefix_cache)
     bench.add(Request("bad", (255,) * (2 * BLOCK + 1), SamplingParams(max_tokens=9)), *GOOD)
     bench.run()
@@ -167,7 +167,7 @@ def test_logits_that_are_not_finite(own_tiny, tiny, prefix_cache):
 @pytest.mark.parametrize("live", [False, True])
 def test_what_an_overflow_leaves_in_its_blocks_harms_nobody(own_tiny, tiny, live):
     """To mask NaN is not enough where a weight of 0 still meets it: 0 * NaN is NaN."""
-    own_tiny._embed[255] = float("nan")
+    own_tiny.embed.weight[255] = float("nan")
     bad = Request("bad", (255,) * 9, SamplingParams(max_tokens=2))
     good = [
         Request("short", (1, 2, 3), SamplingParams(max_tokens=5)),
@@ -187,7 +187,7 @@ def test_what_an_overflow_leaves_in_its_blocks_harms_nobody(own_tiny, tiny, live
 
 
 def test_the_engine_goes_on(own_model, wait_for):
-    own_model._embed[255] = float("nan")
+    own_model.embed.weight[255] = float("nan")
     with Engine(own_model, config=EngineConfig(kv_cache_mib=1)) as engine:
         bad = engine.submit([255, 1], SamplingParams(max_tokens=3))
         good = engine.submit([1, 2], SamplingParams(max_tokens=3))

@@ -114,13 +114,13 @@ def test_what_must_stay_spare_is_not_evicted(tiny):
 
 
 def test_what_a_failed_step_computed_is_not_published(own_tiny):
-    healthy = own_tiny._embed[255].clone()
-    own_tiny._embed[255] = float("nan")
+    healthy = own_tiny.embed.weight[255].clone()
+    own_tiny.embed.weight[255] = float("nan")
     bench = Bench(own_tiny)
     prompt = (255,) * (2 * BLOCK + 1)
     bench.add(Request("ill", prompt, SamplingParams(max_tokens=2)))
     bench.run()
-    own_tiny._embed[255] = healthy
+    own_tiny.embed.weight[255] = healthy
     bench.add(Request("well", prompt, SamplingParams(max_tokens=2)))
     assert len(bench.run().outputs["well"]) == 2
     assert prefilled(bench, "well") == len(prompt)

@@ -19,7 +19,7 @@ def test_footprint_is_what_a_loaded_model_holds(bits):
     decoder = load_model("synthetic:tiny", bits=bits, group=32, device="cpu").decoder
     found = footprint(TINY, PLANS[bits], group=32)
     assert found.attention + found.mlp + found.scales == decoder.linear_bytes
-    assert found.embedding == decoder.embed.numel() * DENSE_BYTES
+    assert found.embedding == decoder.embed.weight.numel() * DENSE_BYTES
     assert found.head == 0
     assert found.kv_token * 2 == decoder.kv_shape.bytes_per_token  # float32 on a CPU
 
@@ -32,10 +32,15 @@ def test_dense_footprint_is_every_parameter_twice():
 
 def test_few_bit_tables_and_small_kv():
     plain = footprint(SHAPES["qwen2.5-7b"], PLANS["mixed"], group=128)
-    packed = footprint(SHAPES["qwen2.5-7b"], PLANS["mixed"], group=128, head_bits=4, embedding_bits=4, int8_kv=True)
+    packed = footprint(SHAPES["qwen2.5-7b"], PLANS["mixed-all"], group=128, int8_kv=True)
     assert packed.head == packed.embedding == plain.head * (4 + 16 / 128) / 16
     assert packed.kv_token == plain.kv_token * (128 + 2) / 256
     assert packed.kv_tokens(4 << 30) > 0 > plain.kv_tokens(4 << 30)
+    head = [
+        forward_costs(SHAPES["qwen2.5-7b"], PLANS[bits], 128, [Span(1, 0)])["head"] for bits in ("mixed", "mixed-all")
+    ]
+    assert head[0].bytes - head[1].bytes == plain.head - packed.head
+    assert head[0].flops == head[1].flops
     with pytest.raises(QuantisationError, match="128"):
         footprint(TINY, PLANS["w4"], group=128)
 

@@ -5,7 +5,7 @@ import itertools
 
 import pytest
 import torch
-from torch.nn.functional import embedding, rms_norm
+from torch.nn.functional import rms_norm
 
 from deepinfer_lab.errors import QuantisationError, SettingError
 from deepinfer_lab.kv.pool import KVPool
@@ -61,7 +61,7 @@ def logits(model, window) -> torch.Tensor:
 @torch.inference_mode()
 def test_texts_pass_block_by_block_as_in_the_whole_model(source, calibration):
     whole = build_decoder(source, PLANS["none"], group=32, **WHERE)
-    outside = build_outside(source, **WHERE)
+    outside = build_outside(source, PLANS["none"], group=32, **WHERE)
     passage = Passage(outside, calibration)
     for block in blocks(source):
         passage.move(block)
@@ -72,18 +72,29 @@ def test_texts_pass_block_by_block_as_in_the_whole_model(source, calibration):
 
 @torch.inference_mode()
 def test_grams_are_of_the_inputs(source, calibration):
-    outside = build_outside(source, **WHERE)
+    outside = build_outside(source, PLANS["none"], group=32, **WHERE)
     passage = Passage(outside, calibration)
     (first, *_rest) = blocks(source)
     grams = passage.observe(first, move=False)
     assert grams.keys() == set(LINEARS)
     tokens = torch.tensor(calibration.windows).flatten()
-    x = rms_norm(embedding(tokens, outside.embed), (64,), first.input_norm, source.config.rms_norm_eps)
+    x = rms_norm(outside.embed(tokens), (64,), first.input_norm, source.config.rms_norm_eps)
     assert torch.allclose(grams["qkv"], x.T @ x / len(x), rtol=1e-4, atol=1e-5)
     assert {name: len(gram) for name, gram in grams.items()} == {"qkv": 64, "o": 64, "gate_up": 64, "down": 128}
     again = passage.observe(first, move=True)
     assert all(torch.equal(grams[name], again[name]) for name in LINEARS)  # the texts had stayed
     assert not torch.allclose(passage.observe(first, move=True)["qkv"], grams["qkv"])
+
+
+def test_texts_begin_with_the_embedding_that_the_plan_makes(source, calibration):
+    """Where blocks see what was quantised before them."""
+
+    def first(bits: str, *, sequential: bool) -> torch.Tensor:
+        settings = {"group": 32, "method": "gptq", "calibration": calibration, "sequential": sequential}
+        return next(quantise_layers(source, PLANS[bits], **settings))[1].dequantise(torch.float32)
+
+    assert torch.equal(first("w4-all", sequential=False), first("w4", sequential=False))
+    assert not torch.equal(first("w4-all", sequential=True), first("w4", sequential=True))
 
 
 def test_rounding_needs_no_texts(source):

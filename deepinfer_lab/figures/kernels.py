@@ -21,6 +21,8 @@ LOOKS: Mapping[str, tuple[str, str]] = MappingProxyType(
         "tiled_gemm_split_k": ("#8C510A", "P"),
         "dequant_cublas": (PALETTE[4], "v"),
         "dequantise_cublas": (PALETTE[4], "<"),
+        "mma_small": ("#44AA99", "h"),
+        "mma_block": ("#882255", "8"),
         "cublas_fp16": (PALETTE[6], "x"),
     }
 )

@@ -1,8 +1,8 @@
 """Launchers of the tensor-core kernels for some dozens of rows, on weights in tiles (`quant/tiles.py`, `cuda/mma_block.cuh`).
 
 x[M, K] @ weight[N, K].T + bias[N], the weight as `TiledWeight` has it. Made for M from 9 to some hundreds, right for any: up to
-128 rows share one read of the weights. Weights times scales are rounded to float16, as a dequantised weight is; sums are float32,
-added always in the same order. A row's result is the same bits for every M that has the same plan.
+128 rows share one read of the weights. Weights times scales are rounded to float16, as a dequantised weight is; sums are
+float32, added always in the same order. A row's result is the same bits for every M that has the same plan.
 
 Args:
     x: float16 [M, K] on a CUDA device. Copied where it is not contiguous or not 16-byte aligned.

@@ -15,12 +15,12 @@ class PartitionError(Exception):
     """The device, the driver or what is installed cannot divide multiprocessors."""
 
 
-@functools.cache
 def partition_streams(device: torch.device, share: float) -> tuple[torch.cuda.Stream, torch.cuda.Stream]:
     """A stream on about `share` of the multiprocessors, rounded as the driver wants (up, to 8 on Hopper), and one on the rest.
 
-    The green contexts live as long as the process, since kernels that are still running when they go would fail. So the same
-    share of the same device is the same two streams, for one engine after the other.
+    The green contexts live as long as the process, since kernels that are still running when they go would fail. So there are
+    two for each share of a device. The streams are new each time: what one engine launched while another captures on the same
+    stream would become part of the other's graph.
 
     Raises:
         PartitionError: green contexts cannot be had here.
@@ -33,27 +33,32 @@ def partition_streams(device: torch.device, share: float) -> tuple[torch.cuda.St
         ) from None
     try:
         with torch.cuda.device(device):
-            return _divide(driver, share)
+            small, rest = _contexts(driver, torch.cuda.current_device(), share)
+            return _stream(driver, small), _stream(driver, rest)
     except (RuntimeError, AttributeError) as error:  # a driver, or bindings, from before green contexts
         raise PartitionError(f"multiprocessors cannot be divided: {error}") from error
 
 
-def _divide(driver: Any, share: float) -> tuple[torch.cuda.Stream, torch.cuda.Stream]:
+@functools.cache
+def _contexts(driver: Any, device_index: int, share: float) -> tuple[Any, Any]:
+    """Green contexts of a part of the current device's multiprocessors, and of the rest."""
     torch.cuda.current_stream().synchronize()  # the primary context exists now
-    device = _ask(driver.cuDeviceGet(torch.cuda.current_device()))
+    device = _ask(driver.cuDeviceGet(device_index))
     whole = _ask(driver.cuDeviceGetDevResource(device, driver.CUdevResourceType.CU_DEV_RESOURCE_TYPE_SM))
     count = whole.sm.smCount
     wanted = min(max(1, round(share * count)), count - 1)
     groups, made, rest = _ask(driver.cuDevSmResourceSplitByCount(1, whole, 0, wanted))
     if made != 1 or not rest.sm.smCount:
         raise PartitionError(f"the driver does not divide {count} multiprocessors into {wanted} and the rest")
-    return _stream(driver, device, groups[0]), _stream(driver, device, rest)
+    return _context(driver, device, groups[0]), _context(driver, device, rest)
 
 
-def _stream(driver: Any, device: Any, part: Any) -> torch.cuda.Stream:
+def _context(driver: Any, device: Any, part: Any) -> Any:
     description = _ask(driver.cuDevResourceGenerateDesc([part], 1))
-    flags = driver.CUgreenCtxCreate_flags.CU_GREEN_CTX_DEFAULT_STREAM
-    context = _ask(driver.cuGreenCtxCreate(description, device, flags))
+    return _ask(driver.cuGreenCtxCreate(description, device, driver.CUgreenCtxCreate_flags.CU_GREEN_CTX_DEFAULT_STREAM))
+
+
+def _stream(driver: Any, context: Any) -> torch.cuda.Stream:
     stream = _ask(driver.cuGreenCtxStreamCreate(context, driver.CUstream_flags.CU_STREAM_NON_BLOCKING, 0))
     return torch.cuda.ExternalStream(int(stream))
 

@@ -31,13 +31,7 @@ bench.add_command(kernels)
     type=click.Choice(["transformers"]),
     help="closed: measure single-stream `generate` of Hugging Face transformers beside, on the unquantised checkpoint.",
 )
-@click.option(
-    "--json",
-    "json_file",
-    type=click.Path(dir_okay=False, path_type=Path),
-    callback=options.in_a_folder,
-    help="Write all results here.",
-)
+@options.json_file
 def serve(
     model: str,
     weights: dict[str, Any],

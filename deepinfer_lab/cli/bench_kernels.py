@@ -1,6 +1,7 @@
 """The command that times few-bit kernels, ours and other people's."""
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +29,7 @@ from deepinfer_lab.cli import options
 @click.option(
     "--m", "every_m", default="1,8,16,64,512", show_default=True, callback=options.integers, help="Numbers of rows."
 )
-@click.option(
-    "--group",
-    type=click.Choice(["32", "64", "128"]),
-    default="128",
-    show_default=True,
-    help="Weights that share a scale.",
-)
+@partial(options.group, default="128")
 @click.option("--all", "all_kernels", is_flag=True, help="Every kernel of ours, not only the one that is chosen.")
 @click.option(
     "--dispatch",
@@ -42,19 +37,13 @@ from deepinfer_lab.cli import options
     metavar="FILE",
     help="Which kernel takes how many rows. [default: what was measured on this card, or else the article's choice]",
 )
-@click.option(
-    "--json",
-    "json_file",
-    type=click.Path(dir_okay=False, path_type=Path),
-    callback=options.in_a_folder,
-    help="Write all results here.",
-)
+@options.json_file
 def kernels(
     against: str | None,
     bits: list[int],
     shapes: list[tuple[int, int]],
     every_m: list[int],
-    group: str,
+    group: int,
     all_kernels: bool,
     dispatch: str | None,
     json_file: Path | None,
@@ -81,7 +70,7 @@ def kernels(
     table = tables.ARTICLE if file is None else tables.load(file)
     if not torch.cuda.is_available():
         raise SettingError(f"bench kernels measures on a CUDA GPU, and torch {torch.__version__} finds none here")
-    asked = {"against": chosen, "bits": bits, "shapes": shapes, "m": sorted(set(every_m)), "group": int(group)}
+    asked = {"against": chosen, "bits": bits, "shapes": shapes, "m": sorted(set(every_m)), "group": group}
     params = complete(kernel_peers.KERNEL_PEERS, {**asked, "all_kernels": all_kernels})
     origin = provenance.collect()
     click.echo(f"{origin['device']}, torch {origin['torch']}; ours by {file or 'the choice of the article'}")

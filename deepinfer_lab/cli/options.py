@@ -46,15 +46,26 @@ def method(command: Command) -> Command:
     )(command)
 
 
-def group(command: Command) -> Command:
+def group(command: Command, default: str = "64") -> Command:
     """--group."""
     return click.option(
         "--group",
         type=click.Choice([str(g) for g in GROUPS]),
-        default="64",
+        default=default,
         show_default=True,
         callback=lambda _ctx, _param, value: int(value),
         help="Weights along K that share one scale.",
+    )(command)
+
+
+def json_file(command: Command) -> Command:
+    """--json."""
+    return click.option(
+        "--json",
+        "json_file",
+        type=click.Path(dir_okay=False, path_type=Path),
+        callback=in_a_folder,
+        help="Write all results here.",
     )(command)
 
 

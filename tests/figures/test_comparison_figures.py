@@ -2,20 +2,12 @@ import warnings
 from itertools import pairwise
 from pathlib import Path
 
-import matplotlib as mpl
 import numpy as np
 import pandas as pd
 import pytest
 from matplotlib.axes import Axes
 
 from deepinfer_lab.figures import comparison, style
-
-
-@pytest.fixture(autouse=True)
-def _agg():
-    mpl.use("Agg")
-    yield
-    mpl.pyplot.close("all")
 
 
 def table() -> pd.DataFrame:

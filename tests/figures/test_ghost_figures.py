@@ -1,23 +1,11 @@
 """The pictures of the ghost reply show what their tables say."""
 
-import matplotlib as mpl
 import pandas as pd
 import pytest
-from matplotlib.axes import Axes
+from drawing import axes
 from matplotlib.colors import to_hex
 
-from deepinfer_lab.figures import ghost, style
-
-
-@pytest.fixture(autouse=True)
-def _agg():
-    mpl.use("Agg")
-    yield
-    mpl.pyplot.close("all")
-
-
-def axes() -> Axes:
-    return style.figure()[1][0, 0]
+from deepinfer_lab.figures import ghost
 
 
 def race(owner: str) -> pd.DataFrame:

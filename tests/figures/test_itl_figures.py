@@ -1,31 +1,15 @@
 """The pictures of gaps between tokens show what their tables say, and the front is the set of rows that nobody beats."""
 
-import matplotlib as mpl
 import numpy as np
 import pandas as pd
 import pytest
+from drawing import axes, texts
 from hypothesis import given
 from hypothesis import strategies as st
-from matplotlib.axes import Axes
 from matplotlib.colors import to_hex
 
 from deepinfer_lab.engine.policy import POLICIES
 from deepinfer_lab.figures import itl, style
-
-
-@pytest.fixture(autouse=True)
-def _agg():
-    mpl.use("Agg")
-    yield
-    mpl.pyplot.close("all")
-
-
-def axes() -> Axes:
-    return style.figure()[1][0, 0]
-
-
-def texts(drawn: Axes) -> list[str]:
-    return [text.get_text() for text in drawn.texts]
 
 
 def test_every_policy_has_a_look_of_its_own():

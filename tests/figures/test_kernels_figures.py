@@ -5,27 +5,12 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from matplotlib.axes import Axes
+from drawing import axes, texts
 
 from deepinfer_lab.figures import kernels, maps, style
 from deepinfer_lab.kernels.catalogue import PRODUCTS
 from deepinfer_lab.lab.kernel_cells import kernels_for
 from deepinfer_lab.quant.layout import pack
-
-
-@pytest.fixture(autouse=True)
-def _agg():
-    mpl.use("Agg")
-    yield
-    mpl.pyplot.close("all")
-
-
-def axes() -> Axes:
-    return style.figure()[1][0, 0]
-
-
-def texts(drawn: Axes) -> list[str]:
-    return [text.get_text() for text in drawn.texts]
 
 
 @pytest.mark.parametrize("bits", [3, 4])

@@ -1,24 +1,12 @@
 """The pictures of overlap show what their tables say."""
 
-import matplotlib as mpl
 import numpy as np
 import pandas as pd
 import pytest
-from matplotlib.axes import Axes
+from drawing import axes
 from matplotlib.colors import to_hex
 
 from deepinfer_lab.figures import overlap, style
-
-
-@pytest.fixture(autouse=True)
-def _agg():
-    mpl.use("Agg")
-    yield
-    mpl.pyplot.close("all")
-
-
-def axes() -> Axes:
-    return style.figure()[1][0, 0]
 
 
 def steps() -> pd.DataFrame:

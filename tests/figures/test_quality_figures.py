@@ -3,21 +3,9 @@
 import matplotlib as mpl
 import numpy as np
 import pandas as pd
-import pytest
-from matplotlib.axes import Axes
+from drawing import axes
 
-from deepinfer_lab.figures import quality, style
-
-
-@pytest.fixture(autouse=True)
-def _agg():
-    mpl.use("Agg")
-    yield
-    mpl.pyplot.close("all")
-
-
-def axes() -> Axes:
-    return style.figure()[1][0, 0]
+from deepinfer_lab.figures import quality
 
 
 def points() -> pd.DataFrame:

@@ -1,23 +1,10 @@
 """The pictures of rooflines and loads show what their tables say."""
 
-import matplotlib as mpl
 import numpy as np
 import pandas as pd
-import pytest
-from matplotlib.axes import Axes
+from drawing import axes
 
-from deepinfer_lab.figures import capacity, roofline, style
-
-
-@pytest.fixture(autouse=True)
-def _agg():
-    mpl.use("Agg")
-    yield
-    mpl.pyplot.close("all")
-
-
-def axes() -> Axes:
-    return style.figure()[1][0, 0]
+from deepinfer_lab.figures import capacity, roofline
 
 
 def test_a_roof_bends_at_its_ridge():

@@ -26,13 +26,6 @@ style.save(fig, Path(sys.argv[1]), "squares", pd.DataFrame({"n": [1, 2, 3]}))
 """
 
 
-@pytest.fixture(autouse=True)
-def _agg():
-    mpl.use("Agg")
-    yield
-    mpl.pyplot.close("all")
-
-
 def test_two_processes_write_the_same_bytes(tmp_path: Path):
     for folder in ("a", "b"):
         subprocess.run([sys.executable, "-c", DRAW, str(tmp_path / folder)], check=True)

@@ -4,26 +4,19 @@ from collections.abc import Callable
 
 import torch
 
-from deepinfer_lab.lab.peers.peer import how_to_install, installed
+from deepinfer_lab.lab.peers.peer import Distributed
 from deepinfer_lab.quant.layout import PackedWeight, unpack
 
-DISTRIBUTION = "gemlite"
 UNIT_K = 32
 OFFSET = 8  # of a stored value
 
 
-class GemLite:
+class GemLite(Distributed):
     """A `Peer`. Weights are (value - 8) * scale, scales float16."""
 
     name = "gemlite"
+    distribution = "gemlite"
     dtype = torch.float16
-
-    @property
-    def kernel(self) -> str:
-        return f"{DISTRIBUTION} {installed(DISTRIBUTION)}"
-
-    def missing(self) -> str | None:
-        return how_to_install(DISTRIBUTION)
 
     def refusal(self, bits: int, n: int, k: int, group: int) -> str | None:
         if bits != 4:

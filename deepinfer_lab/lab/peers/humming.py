@@ -4,27 +4,20 @@ from collections.abc import Callable
 
 import torch
 
-from deepinfer_lab.lab.peers.peer import how_to_install, installed
+from deepinfer_lab.lab.peers.peer import Distributed
 from deepinfer_lab.quant.layout import PackedWeight
 
-DISTRIBUTION = "humming-kernels"
 UNIT_N, UNIT_K = 64, 32  # what its re-packing takes without padding
 # The sign bits of packed values, a byte of the period each: q + 2**(bits - 1) is q with its sign bit turned round.
 SIGNS = {3: (0x24, 0x49, 0x92), 4: (0x88,)}
 
 
-class Humming:
+class Humming(Distributed):
     """A `Peer`. Weights are (value - 2**(bits - 1)) * scale, scales float16."""
 
     name = "humming"
+    distribution = "humming-kernels"
     dtype = torch.float16
-
-    @property
-    def kernel(self) -> str:
-        return f"{DISTRIBUTION} {installed(DISTRIBUTION)}"
-
-    def missing(self) -> str | None:
-        return how_to_install(DISTRIBUTION)
 
     def refusal(self, bits: int, n: int, k: int, group: int) -> str | None:
         if bits not in SIGNS:

@@ -44,8 +44,16 @@ def installed(distribution: str) -> str | None:
         return None
 
 
-def how_to_install(distribution: str) -> str | None:
-    """What to say of a distribution that is not installed; None where it is."""
-    if installed(distribution) is not None:
-        return None
-    return f"{distribution} is not installed; `pip install 'deepinfer-lab[peers]'` adds the peers"
+class Distributed:
+    """The half of a `Peer` that is a package to install: what it is called, and whether it is there."""
+
+    distribution: str
+
+    @property
+    def kernel(self) -> str:
+        return f"{self.distribution} {installed(self.distribution)}"
+
+    def missing(self) -> str | None:
+        if installed(self.distribution) is not None:
+            return None
+        return f"{self.distribution} is not installed; `pip install 'deepinfer-lab[peers]'` adds the peers"

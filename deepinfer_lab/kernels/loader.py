@@ -51,8 +51,9 @@ class Loader:
         if kernel in OPS and OPS[kernel].shared:
             from cupy_backends.cuda.api import driver
 
+            declared = driver.funcGetAttribute(driver.CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES, function.ptr)
             limit = driver.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES  # 48 KiB unless it is asked for
-            driver.funcSetAttribute(function.ptr, limit, max_shared(self.device))
+            driver.funcSetAttribute(function.ptr, limit, max_shared(self.device) - declared)
         return function
 
     def _module(self, kernel: str) -> Any:

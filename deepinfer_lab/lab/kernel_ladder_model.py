@@ -22,6 +22,7 @@ from deepinfer_lab.kernels.catalogue import KERNELS, PRODUCTS, DequantiseProduct
 from deepinfer_lab.kernels.mma_block import BYTE_FROM_L2, PRODUCT
 from deepinfer_lab.kernels.mma_cuts import CUTS
 from deepinfer_lab.metrics import roofline
+from deepinfer_lab.metrics.footprint import linear_bytes
 
 SCHEDULERS = 4  # of a multiprocessor, since Volta; each issues one instruction of a warp in a cycle
 # Of a GEMV, for one weight: to fetch and decode it, and for each row of activations. Two outputs of a warp share a row's
@@ -145,7 +146,8 @@ def _tiled(kernel: str, cell: Cell, card: Card) -> Limits:
 def _dequantise(cell: Cell, card: Card) -> Limits:
     """Packed weights are read and dense ones written; then cuBLAS reads those, or computes for longer."""
     dense = Cell(16, cell.m, cell.n, cell.k, None)
-    first = (cell.cost.bytes + 2 * cell.n * cell.k) / card.bytes_per_s
+    packed = sum(linear_bytes(cell.n, cell.k, cell.bits, cell.group))
+    first = (packed + 2 * cell.n * cell.k) / card.bytes_per_s
     return {limit: first + seconds for limit, seconds in _roof(dense, card).items()}
 
 

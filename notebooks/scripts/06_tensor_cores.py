@@ -57,6 +57,7 @@ for name in records:
     else:
         print(f"{name}: no record of {device} yet; what needs it is left out")
 ladder, peers = records["kernel_ladder"], records["kernel_peers"]
+card_slug = next((each.provenance["device_slug"] for each in records.values() if each is not None), device)
 
 # %% [markdown]
 # ## What bounds which M
@@ -71,7 +72,7 @@ if ladder is not None:
     known = kernel_ladder.card_of(ladder)
     card, launch_us = Machine(known.bytes_per_s, known.flops_per_s), known.launch_us
     flops_of_mma = 2 * 16 * 8 * 16 / mma_block.PRODUCT * known.multiprocessors * known.hertz
-    source = f"{device}, measured in kernel_ladder"
+    source = f"{card_slug}, measured in kernel_ladder"
 else:
     ceilings = published.table("ceilings", published.PEERS_FILE).iloc[0]
     card = Machine(ceilings["read_sum_gb_per_s"] * 1e9, ceilings["mm8192_fp16_tflop_per_s"] * 1e12)
@@ -106,7 +107,7 @@ print(f"\n{N} x {K}, group {GROUP}:")
 show(bounds, 1)
 
 # %%
-place = standings(peers, device)
+place = standings(peers, card_slug)
 its = place[(place["n"] == N) & (place["k"] == K)]
 points = []
 for series, kind, bits, column in (

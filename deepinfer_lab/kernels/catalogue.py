@@ -32,6 +32,7 @@ class Kernel:
         single_row: it computes one activation row and no more.
         summary: what it does, in a few words.
         split_k: blocks along the grid's z share outputs, each with a part of K.
+        only: the one architecture that it is for, "sm_90", say, compiled with all that no other has; None: for every one.
     """
 
     name: str
@@ -42,6 +43,7 @@ class Kernel:
     single_row: bool
     summary: str
     split_k: bool = False
+    only: str | None = None
 
     @property
     def max_m(self) -> int:
@@ -140,10 +142,11 @@ PRODUCTS: MappingProxyType[str, Kernel | DequantiseProduct] = MappingProxyType(
 # The same for a weight in tiles (`quant/tiles.py`).
 TILED = MappingProxyType(
     {
-        f"w{bits}_mma_{kind}": MmaProduct(f"w{bits}_mma_{kind}", bits, f"{summary}, re-packed for tensor cores")
+        f"w{bits}_{kind}": MmaProduct(f"w{bits}_{kind}", bits, f"{summary}, re-packed for tensor cores")
         for kind, summary in (
-            ("small", "up to 32 rows share one read of the weights"),
-            ("block", "up to 128 rows share one read of the weights"),
+            ("mma_small", "up to 32 rows share one read of the weights"),
+            ("mma_block", "up to 128 rows share one read of the weights"),
+            ("wgmma", "up to 128 rows share one read of the weights, on Hopper alone"),
         )
         for bits in (4, 3)
     }

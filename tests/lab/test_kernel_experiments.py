@@ -69,11 +69,12 @@ def test_kernels_for_an_m():
         "w4_dequantise_cublas",
         "w4_mma_small",
         "w4_mma_block",
+        "w4_wgmma",
         FALLBACK,
     ]
     assert cells.kernels_for(3, 9) == [
         "w3_gemv_grid_y", "w3_gemv_batch_tile", "w3_gemv_warp_tile", "w3_tiled_gemm", "w3_tiled_gemm_split_k",
-        "w3_dequantise_cublas", "w3_mma_small", "w3_mma_block", FALLBACK,
+        "w3_dequantise_cublas", "w3_mma_small", "w3_mma_block", "w3_wgmma", FALLBACK,
     ]  # fmt: skip
     assert cells.kernels_for(16, 512) == [cells.DENSE]
 

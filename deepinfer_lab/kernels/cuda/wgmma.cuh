@@ -142,7 +142,7 @@ __device__ __forceinline__ void copy_rows(const Block<C>& block, const Operands&
         const char* at = from + 2 * min(unit * MMA_K + half * 64 + piece, of.k - 8);
 #pragma unroll
         for (int i = 0; i < C::LOADS; ++i, at += C::ROW_STEP * row_bytes) {
-            if (i < rows) to[i] = load_ahead(at);
+            load_ahead(to[i], at, i < rows);
         }
         if (half == 0 || ++unit < block.units) return;
         unit = 0, first_row += C::ROWS;
@@ -157,16 +157,16 @@ __device__ __forceinline__ void copy_rows(const Block<C>& block, const Operands&
         if (ahead < halves) load(ahead % 2, held[ahead]);
     }
     Turn<C::STAGES> turn(0);
-    int left = of.k - block.begin % block.units * MMA_K - piece;  // k from the thread's piece of the slot's unit on
+    int left = of.k - block.begin % block.units * MMA_K;  // k from the slot's unit on
     for (int at = 0; at < halves; at += C::AHEAD) {
 #pragma unroll
         for (int ahead = 0; ahead < C::AHEAD; ++ahead) {
             const int half = ahead % 2;
             if (at + ahead >= halves) break;
             if (half == 0) await(block.empty(turn.slot), turn.parity ^ 1);
-            if (left <= half * 64) {
+            if (left < half * 64 + 64) {  // the same for all threads, and rarely so
 #pragma unroll
-                for (int i = 0; i < C::LOADS; ++i) held[ahead][i] = {0, 0, 0, 0};
+                for (int i = 0; i < C::LOADS; ++i) clear(held[ahead][i], left <= half * 64 + piece);
             }
             __syncwarp();
             char* const slot = block.slot(turn.slot) + half * C::HALF;
@@ -180,7 +180,7 @@ __device__ __forceinline__ void copy_rows(const Block<C>& block, const Operands&
             if (lane == 0) arrive(block.full(turn.slot));
             turn.advance(1);
             left -= MMA_K;
-            if (left + piece <= 0) left = of.k - piece;
+            if (left <= 0) left = of.k;
         }
     }
 }

@@ -50,14 +50,19 @@ __device__ __forceinline__ void copy_bulk(char* to, const char* from, int bytes,
                  : "memory");
 }
 
-// 16 bytes that an earlier kernel may have written. `volatile`, or the load would sink to its use.
-__device__ __forceinline__ uint4 load_ahead(const char* from) {
-    uint4 v;
-    asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-                 : "l"(from)
+// 16 bytes that an earlier kernel may have written, where there are any. `volatile`, or the load would sink to its use.
+__device__ __forceinline__ void load_ahead(uint4& to, const char* from, bool there) {
+    asm volatile("{.reg .pred p; setp.ne.b32 p, %5, 0; @p ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];}"
+                 : "+r"(to.x), "+r"(to.y), "+r"(to.z), "+r"(to.w)
+                 : "l"(from), "r"(static_cast<int>(there))
                  : "memory");
-    return v;
+}
+
+// Zeros, where `cleared`. `volatile`, or what surrounds it would no longer be a branch.
+__device__ __forceinline__ void clear(uint4& value, bool cleared) {
+    asm volatile("{.reg .pred p; setp.ne.b32 p, %4, 0; @p mov.b32 %0, 0; @p mov.b32 %1, 0; @p mov.b32 %2, 0; @p mov.b32 %3, 0;}"
+                 : "+r"(value.x), "+r"(value.y), "+r"(value.z), "+r"(value.w)
+                 : "r"(static_cast<int>(cleared)));
 }
 
 // Four 8 x 8 matrices of 16-bit values. Of row g of matrix i, lane 4g + t has columns 2t and 2t + 1 in its word i, and lane

@@ -80,9 +80,12 @@ inline void copy_bulk(char* to, const char* from, int bytes, PhaseBarrier* barri
     phases_changed();
 }
 
-inline uint4 load_ahead(const char* from) {
+inline void load_ahead(uint4& to, const char* from, bool there) {
     if (reinterpret_cast<size_t>(from) % 16) std::abort();
-    return *reinterpret_cast<const uint4*>(from);
+    if (there) to = *reinterpret_cast<const uint4*>(from);
+}
+inline void clear(uint4& value, bool cleared) {
+    if (cleared) value = {0, 0, 0, 0};
 }
 
 inline uint4 lanes_words[1024];
@@ -157,6 +160,7 @@ inline void await_products() {
     for (int group = 0; group < done; ++group) {
         for (int p = 0; p < static_cast<int>(groups[group].size()); ++p) {
             const Product& product = groups[group][p];
+            const std::vector<half_t>& b = product_groups[threadIdx.x / 32 * 32][group][p].seen;
             if (threadIdx.x % 32 == 0 && product.seen != product.all()) complain("what a product reads has changed meanwhile");
             for (int half = 0; half < 2; ++half) {
                 float a[16];
@@ -164,7 +168,7 @@ inline void await_products() {
                 for (int i = 0; i < product.rows / 4; ++i) {
                     const int column = i / 2 * 8 + threadIdx.x % 4 * 2 + i % 2;
                     float& d = product.d[i / 2 * 4 + half * 2 + i % 2];
-                    for (int k = 0; k < 16; ++k) d += a[k] * every_half[product.at(column, k)];
+                    for (int k = 0; k < 16; ++k) d += a[k] * every_half[b[column * 16 + k]];
                 }
             }
         }

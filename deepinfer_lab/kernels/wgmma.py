@@ -44,7 +44,7 @@ def cycles(p: Plan, m: int, n: int, k: int, multiprocessors: int) -> float:
     share = -(-tiles * units // p.blocks)  # of the block with most
     parts = p.blocks / tiles if p.blocks % tiles == 0 else max(p.blocks // tiles, 1) + 1
     adding = 0 if parts == 1 else ADD_PARTS + parts * cut.outputs * rows * 4 * PART_BYTE
-    return -(-p.blocks // multiprocessors) * share * unit + START + TILE * max(share / units, 1) + adding
+    return -(-p.blocks // multiprocessors) * (START + TILE * max(share / units, 1) + share * unit) + adding
 
 
 def w4_wgmma(

@@ -245,7 +245,7 @@ __device__ __forceinline__ void mma_block(const half_t* x, const char* __restric
     const int end = share(block + 1, all);
     for (int at = share(block, all); at < end;) {
         // Tiles that share weights follow one another: the second reader finds them in the L2.
-        const Part part(at, end, units, all);
+        const Part part(at, end, units);
         const int first_row = part.tile % down * C::ROWS, first_tile = part.tile / down * C::TILES;
         const Copies<C> copies(x, tiles, scales, m, k, __ffs(group) - 1, first_row, first_tile, count, units,
                                part.begin + threadIdx.x / C::TEAM);
@@ -253,17 +253,18 @@ __device__ __forceinline__ void mma_block(const half_t* x, const char* __restric
         const auto finished = [&](const float4& sum, int item) {
             store<C>(sum, item, first_row, first_tile * MMA_N, bias, out, m, n);
         };
-        if (part.whole()) {
+        const Sharers sharers(part.tile, units, all);
+        if (sharers.one()) {
 #pragma unroll 4
             for (int item = threadIdx.x; item < C::ITEMS; item += C::THREADS) finished(add_teams<C>(shared, item), item);
         } else {
-            float4* const own = partial + part.place(block) * C::ITEMS;
+            float4* const own = partial + sharers.place(block) * C::ITEMS;
             for (int item = threadIdx.x; item < C::ITEMS; item += C::THREADS) own[item] = add_teams<C>(shared, item);
             __threadfence();  // a block that sees the counter sees the sums
             __syncthreads();
-            if (threadIdx.x == 0) last = part.arrive(arrived);
+            if (threadIdx.x == 0) last = sharers.arrive(arrived);
             __syncthreads();
-            if (last) add_parts<C::ITEMS, C::THREADS>(part, partial, threadIdx.x, C::ITEMS, finished);
+            if (last) add_parts<C::ITEMS, C::THREADS>(sharers, partial, threadIdx.x, C::ITEMS, finished);
         }
         __syncthreads();  // the next tile's copies overwrite the sums
         at += part.count;

@@ -44,28 +44,33 @@ __device__ __forceinline__ int owner(int unit, int units) {
     return static_cast<int>(((unit + 1LL) * static_cast<int>(gridDim.x) - 1) / units);
 }
 
-// What a block has of one tile of the output.
+// What a block has of one tile of the output: the tile, and of its units the first and how many.
 struct Part {
-    int tile, begin, count;  // the tile's units: the first and how many
-    int first, final;        // the blocks that have parts of this tile
-    bool began_before;       // `first` has part of another tile, too
+    int tile, begin, count;
 
     // From unit `at` on, of all tiles' units, for a block that has those before `end`.
-    __device__ __forceinline__ Part(int at, int end, int units, int all) : tile(at / units) {
+    __device__ __forceinline__ Part(int at, int end, int units) : tile(at / units) {
         const int from = tile * units;
         begin = at - from;
         count = min(from + units, end) - at;
-        first = owner(from, all), final = owner(from + units - 1, all);
-        began_before = share(first, all) < from;
     }
+};
 
-    // The tile has no other part.
-    __device__ __forceinline__ bool whole() const { return first == final; }
+// The blocks that have parts of a tile.
+struct Sharers {
+    int tile, first, final;
+    bool began_before;  // `first` has part of another tile, too
+
+    __device__ __forceinline__ Sharers(int tile, int units, int all) : tile(tile) {
+        first = owner(tile * units, all), final = owner(tile * units + units - 1, all);
+        began_before = share(first, all) < tile * units;
+    }
+    __device__ __forceinline__ bool one() const { return first == final; }
     // A block's first place, or its second if it began with another tile, as only this tile's first block can have.
     __device__ __forceinline__ size_t place(int block) const {
         return 2 * static_cast<size_t>(block) + (block == first && began_before);
     }
-    // Whether all other blocks have arrived. For one thread, after all of the block have fenced their sums.
+    // Whether all others have arrived. For one thread, after all of its block have fenced their sums.
     __device__ __forceinline__ bool arrive(unsigned* arrived) const {
         const unsigned others = final - first;
         return atomicInc(arrived + tile, others) == others;
@@ -78,15 +83,15 @@ __device__ __forceinline__ void add(float4& sum, const float4& more) {
 
 // The sums of all blocks' parts of a tile: items thread, thread + THREADS, ... of four outputs, those before `items` of ITEMS.
 template <int ITEMS, int THREADS, class Store>
-__device__ __forceinline__ void add_parts(const Part& part, const float4* partial, int thread, int items, const Store& store) {
+__device__ __forceinline__ void add_parts(const Sharers& of, const float4* partial, int thread, int items, const Store& store) {
     constexpr int EACH = ITEMS / THREADS;
     constexpr int AT_ONCE = EACH % 8 == 0 ? 8 : EACH % 6 == 0 ? 6 : EACH % 4 == 0 ? 4 : EACH % 2 == 0 ? 2 : 1;
     __threadfence();
 #pragma unroll 1
     for (int item = thread; item < items; item += AT_ONCE * THREADS) {
         float4 sum[AT_ONCE] = {};
-        for (int block = part.first; block <= part.final; ++block) {
-            const float4* const from = partial + part.place(block) * ITEMS + item;
+        for (int block = of.first; block <= of.final; ++block) {
+            const float4* const from = partial + of.place(block) * ITEMS + item;
             float4 more[AT_ONCE];
 #pragma unroll
             for (int i = 0; i < AT_ONCE; ++i) more[i] = load_shared_by_blocks(from + i * THREADS);

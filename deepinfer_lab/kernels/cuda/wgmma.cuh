@@ -101,7 +101,7 @@ __device__ __forceinline__ void copy_weights(const Block<C>& block, const Operan
     const int to = is_scales ? C::SCALES + tile * C::TILE_SCALES : C::WEIGHTS + tile * C::UNIT_BYTES;
     Turn<C::STAGES> turn(0);
     for (int at = block.begin; at < block.end;) {
-        const Part part(at, block.end, block.units, block.all);
+        const Part part(at, block.end, block.units);
         const int first = block.first_tile(part), there = min(block.count - first, C::TILES);
         const bool takes = lane < 2 * C::TILES && tile < there;
         const size_t unit = static_cast<size_t>(first + tile) * block.units + part.begin;
@@ -252,23 +252,24 @@ __device__ __forceinline__ void finish_part(const Block<C>& block, const Operand
     const int eights = min((of.m - first_row + 7) / 8, C::ROWS / 8);  // of rows
     const Results results(of, first_row, output);
     const auto finished = [&](const float4& sums, int item) { results.store(sums, item / C::TEAM); };
-    if (part.whole()) {
+    const Sharers sharers(part.tile, block.units, block.all);
+    if (sharers.one()) {
 #pragma unroll
         for (int j = 0; j < C::ROWS / 8; ++j) {
             if (j < eights) finished(four<C>(sum, j), j * C::TEAM);
         }
         return;
     }
-    float4* const own = of.partial + part.place(blockIdx.x) * C::ITEMS + thread;
+    float4* const own = of.partial + sharers.place(blockIdx.x) * C::ITEMS + thread;
 #pragma unroll
     for (int j = 0; j < C::ROWS / 8; ++j) {
         if (j < eights) own[j * C::TEAM] = four<C>(sum, j);
     }
     __threadfence();  // a block that sees the counter sees the sums
     sync_team<C::TEAM>(1);
-    if (thread == 0) *block.last() = part.arrive(of.arrived);
+    if (thread == 0) *block.last() = sharers.arrive(of.arrived);
     sync_team<C::TEAM>(1);
-    if (*block.last()) add_parts<C::ITEMS, C::TEAM>(part, of.partial, thread, eights * C::TEAM, finished);
+    if (*block.last()) add_parts<C::ITEMS, C::TEAM>(sharers, of.partial, thread, eights * C::TEAM, finished);
 }
 
 // A multiplier.
@@ -280,7 +281,7 @@ __device__ __forceinline__ void multiply(const Block<C>& block, const Operands& 
     Turn<C::STAGES> turn(team);
     int turns = team;  // units of the block before this team's next
     for (int at = block.begin; at < block.end;) {
-        const Part part(at, block.end, block.units, block.all);
+        const Part part(at, block.end, block.units);
         at += part.count;
         float sum[C::ROWS / 2];
 #pragma unroll

@@ -117,14 +117,16 @@ class MmaProduct:
 
     Attributes:
         name: of the launcher. bits: 3 or 4. summary: what it does, in a few words. block_n: outputs of a block.
-        max_m: the largest M: rows of a last block reach past it, by less than 32.
+        max_m: the largest M: rows of a last block reach past it, by less than 128.
+        capability: the only compute capability whose devices can run it; None: all that can run the others.
     """
 
     name: str
     bits: int
     summary: str
     block_n: int = 16
-    max_m: int = 2**31 - 1 - 32
+    max_m: int = 2**31 - 1 - 128
+    capability: tuple[int, int] | None = None
 
 
 # All that can multiply a weight as it is stored, by the name of its launcher.
@@ -142,11 +144,13 @@ PRODUCTS: MappingProxyType[str, Kernel | DequantiseProduct] = MappingProxyType(
 # The same for a weight in tiles (`quant/tiles.py`).
 TILED = MappingProxyType(
     {
-        f"w{bits}_{kind}": MmaProduct(f"w{bits}_{kind}", bits, f"{summary}, re-packed for tensor cores")
-        for kind, summary in (
-            ("mma_small", "up to 32 rows share one read of the weights"),
-            ("mma_block", "up to 128 rows share one read of the weights"),
-            ("wgmma", "up to 128 rows share one read of the weights, on Hopper alone"),
+        f"w{bits}_{kind}": MmaProduct(
+            f"w{bits}_{kind}", bits, f"{summary}, re-packed for tensor cores", capability=capability
+        )
+        for kind, summary, capability in (
+            ("mma_small", "up to 32 rows share one read of the weights", None),
+            ("mma_block", "up to 128 rows share one read of the weights", None),
+            ("wgmma", "up to 128 rows share one read of the weights, on Hopper alone", (9, 0)),
         )
         for bits in (4, 3)
     }

@@ -77,7 +77,9 @@ def peer_rows(
                 ours = [Contestant(CUBLAS, DENSE, partial(launcher, DENSE), MAX_ERROR)]
             else:
                 names = (
-                    kernels_for(bits, m) if params["all_kernels"] else [dispatch.choose(bits, m, table=table, n=n, k=k)]
+                    kernels_for(bits, m, gpu.device)
+                    if params["all_kernels"]
+                    else [dispatch.choose(bits, m, table=table, n=n, k=k)]
                 )
                 ours = [Contestant(OURS, name, partial(launcher, name), MAX_ERROR) for name in names]
             for contestant in (*ours, *others):

@@ -13,7 +13,7 @@ from torch.nn.functional import scaled_dot_product_attention, silu
 from deepinfer_lab.errors import MissingDependency
 from deepinfer_lab.kernels import elementwise, merge_attention, paged_attention, resources
 from deepinfer_lab.kernels.compiler import ARCHS
-from deepinfer_lab.kernels.ops_catalogue import HEAD_DIMS, OPS
+from deepinfer_lab.kernels.ops_catalogue import HEAD_DIMS, OPS, runs_on
 from deepinfer_lab.kv.pool import KVPool, KVShape
 from deepinfer_lab.model.build import build_decoder
 from deepinfer_lab.model.config import ModelConfig

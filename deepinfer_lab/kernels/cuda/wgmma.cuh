@@ -9,14 +9,14 @@
 //
 // Its warps have three roles and meet at barriers only, two to a slot: `full` and `empty`.
 //   Multipliers, TEAMS teams of ACROSS warpgroups: a warpgroup takes 64 outputs, a warp the 16 of one tile. Team i takes the
-//     block's units i, i + TEAMS, ... A unit is two steps of 64 k: the warps decode the weights of one while the products of the
-//     step before are under way. Scales are multiplied into the fragments.
+//     block's units i, i + TEAMS, ... A unit is two steps of 64 k: the warps decode the weights of one while the products of
+//     the step before are under way. Scales are multiplied into the fragments.
 //   Three row warps read activations into registers, some steps ahead, and store them.
 //   One weight warp orders bulk copies of weights and scales. These it begins before it awaits the kernels before its own.
 //
 // Which k stand where: lane 4g + t holds weights of k 8t .. 8t + 7 of a quarter (32 of K), where a product wants k 2t, 2t + 1,
-// 2t + 8 and 2t + 9 of 16. So the 16 pairs of activations of a quarter, 4t + i, lie transposed, at 4i + t: word i of the 16 bytes
-// that a lane has read is in matrix i for stmatrix, and four lanes make up a row of it.
+// 2t + 8 and 2t + 9 of 16. So the 16 pairs of activations of a quarter, 4t + i, lie transposed, at 4i + t: word i of the 16
+// bytes that a lane has read is in matrix i for stmatrix, and four lanes make up a row of it.
 //
 // Half a slot's activations are rows of 128 bytes in the 128-byte swizzle, chunk c of row r at 16 (c ^ r % 8).
 #pragma once
@@ -25,8 +25,8 @@
 
 constexpr int GROUP = 128, ROW_WARPS = 3;  // threads of a warpgroup
 
-// How a kernel's blocks are cut. UNPACK: the weights' layout, `W4Tiles` or `W3Tiles`. AHEAD: halves of units' activations in the
-// row warps' registers.
+// How a kernel's blocks are cut. UNPACK: the weights' layout, `W4Tiles` or `W3Tiles`. AHEAD: halves of units' activations that
+// are in the row warps' registers.
 template <class UNPACK, int ACROSS_, int TEAMS_, int ROWS_, int STAGES_, int AHEAD_>
 struct GroupCut {
     using Unpack = UNPACK;
@@ -35,8 +35,8 @@ struct GroupCut {
     static constexpr int THREADS = MULTIPLIERS + 32 * ROW_WARPS + 32;
     static constexpr int PARTS = MMA_K / Unpack::UNIT_K, UNIT_BYTES = PARTS * Unpack::BYTES;
     // Bytes of a slot's parts. Scales: of as many groups as a unit can have.
-    static constexpr int HALF = ROWS * 128, WEIGHTS = 2 * HALF, SCALES = WEIGHTS + TILES * UNIT_BYTES, TILE_SCALES = QUARTERS * 32;
-    static constexpr int SLOT = (SCALES + TILES * TILE_SCALES + 1023) / 1024 * 1024;
+    static constexpr int HALF = ROWS * 128, WEIGHTS = 2 * HALF, SCALES = WEIGHTS + TILES * UNIT_BYTES;
+    static constexpr int TILE_SCALES = QUARTERS * 32, SLOT = (SCALES + TILES * TILE_SCALES + 1023) / 1024 * 1024;
     static constexpr int SUMS = (TEAMS - 1) * TEAM * ROWS * 2;  // of all teams but the first
     static constexpr int BARRIERS = STAGES * SLOT + SUMS, SHARED = BARRIERS + 2 * STAGES * 8 + 16;
     static constexpr int ITEMS = ROWS / 8 * TEAM;                    // of four sums of a thread
@@ -83,7 +83,9 @@ struct Block {
     }
     __device__ __forceinline__ char* slot(int i) const { return shared + i * C::SLOT; }
     __device__ __forceinline__ float4* sums() const { return reinterpret_cast<float4*>(shared + C::STAGES * C::SLOT); }
-    __device__ __forceinline__ PhaseBarrier* full(int slot) const { return reinterpret_cast<PhaseBarrier*>(shared + C::BARRIERS) + slot; }
+    __device__ __forceinline__ PhaseBarrier* full(int slot) const {
+        return reinterpret_cast<PhaseBarrier*>(shared + C::BARRIERS) + slot;
+    }
     __device__ __forceinline__ PhaseBarrier* empty(int slot) const { return full(C::STAGES + slot); }
     __device__ __forceinline__ int* last() const { return reinterpret_cast<int*>(full(2 * C::STAGES)); }
     // Tiles that share weights follow one another: the second reader finds them in the L2.

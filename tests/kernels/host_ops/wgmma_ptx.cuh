@@ -1,6 +1,6 @@
-// Stands in for kernels/cuda/wgmma_ptx.cuh on a CPU. Bulk copies and products happen as late as they may; there is NaN in a copy's
-// place from the moment that it is ordered, and what a product reads must not change while it is under way. Descriptors and the
-// swizzle follow the PTX ISA literally: "Matrix Descriptor Format", "Swizzling Modes".
+// Stands in for kernels/cuda/wgmma_ptx.cuh on a CPU. Bulk copies and products happen as late as they may; there is NaN in a
+// copy's place from the moment that it is ordered, and what a product reads must not change while it is under way. Descriptors
+// and the swizzle follow the PTX ISA literally: "Matrix Descriptor Format", "Swizzling Modes".
 #pragma once
 #include <map>
 

@@ -23,6 +23,7 @@ from deepinfer_lab.kernels.tiled_gemm import (
     w4_tiled_gemm,
     w4_tiled_gemm_split_k,
 )
+from deepinfer_lab.kernels.wgmma import w3_wgmma, w4_wgmma
 
 __all__ = [
     "LAUNCHERS",
@@ -37,6 +38,7 @@ __all__ = [
     "w3_mma_small",
     "w3_tiled_gemm",
     "w3_tiled_gemm_split_k",
+    "w3_wgmma",
     "w4_dequantise_cublas",
     "w4_gemv",
     "w4_gemv_batch_tile",
@@ -44,6 +46,7 @@ __all__ = [
     "w4_mma_small",
     "w4_tiled_gemm",
     "w4_tiled_gemm_split_k",
+    "w4_wgmma",
 ]
 
 # Launcher by its name in `catalogue.PRODUCTS`: (x, packed, scales, group, bias=None, out=None) -> [M, N].
@@ -69,5 +72,8 @@ LAUNCHERS: MappingProxyType[str, Callable[..., torch.Tensor]] = MappingProxyType
 
 # The same for `catalogue.TILED`: (x, tiles, scales, n, group, bias=None, out=None) -> [M, N].
 TILED_LAUNCHERS: MappingProxyType[str, Callable[..., torch.Tensor]] = MappingProxyType(
-    {launcher.__name__: launcher for launcher in (w4_mma_small, w3_mma_small, w4_mma_block, w3_mma_block)}
+    {
+        launcher.__name__: launcher
+        for launcher in (w4_mma_small, w3_mma_small, w4_mma_block, w3_mma_block, w4_wgmma, w3_wgmma)
+    }
 )

@@ -32,6 +32,7 @@ class Kernel:
         single_row: it computes one activation row and no more.
         summary: what it does, in a few words.
         split_k: blocks along the grid's z share outputs, each with a part of K.
+        only: the one architecture that it is for, "sm_90", say, compiled with all that no other has; None: for every one.
     """
 
     name: str
@@ -42,6 +43,7 @@ class Kernel:
     single_row: bool
     summary: str
     split_k: bool = False
+    only: str | None = None
 
     @property
     def max_m(self) -> int:
@@ -115,14 +117,16 @@ class MmaProduct:
 
     Attributes:
         name: of the launcher. bits: 3 or 4. summary: what it does, in a few words. block_n: outputs of a block.
-        max_m: the largest M: rows of a last block reach past it, by less than 32.
+        max_m: the largest M: rows of a last block reach past it, by less than 128.
+        capability: the only compute capability whose devices can run it; None: all that can run the others.
     """
 
     name: str
     bits: int
     summary: str
     block_n: int = 16
-    max_m: int = 2**31 - 1 - 32
+    max_m: int = 2**31 - 1 - 128
+    capability: tuple[int, int] | None = None
 
 
 # All that can multiply a weight as it is stored, by the name of its launcher.
@@ -140,10 +144,13 @@ PRODUCTS: MappingProxyType[str, Kernel | DequantiseProduct] = MappingProxyType(
 # The same for a weight in tiles (`quant/tiles.py`).
 TILED = MappingProxyType(
     {
-        f"w{bits}_mma_{kind}": MmaProduct(f"w{bits}_mma_{kind}", bits, f"{summary}, re-packed for tensor cores")
-        for kind, summary in (
-            ("small", "up to 32 rows share one read of the weights"),
-            ("block", "up to 128 rows share one read of the weights"),
+        f"w{bits}_{kind}": MmaProduct(
+            f"w{bits}_{kind}", bits, f"{summary}, re-packed for tensor cores", capability=capability
+        )
+        for kind, summary, capability in (
+            ("mma_small", "up to 32 rows share one read of the weights", None),
+            ("mma_block", "up to 128 rows share one read of the weights", None),
+            ("wgmma", "up to 128 rows share one read of the weights, on Hopper alone", (9, 0)),
         )
         for bits in (4, 3)
     }

@@ -21,7 +21,7 @@ import platformdirs
 
 from deepinfer_lab.errors import KernelError, MissingDependency
 from deepinfer_lab.kernels.catalogue import headers
-from deepinfer_lab.kernels.ops_catalogue import COMPILED
+from deepinfer_lab.kernels.ops_catalogue import COMPILED, runs_on
 
 ARCHS = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_120")  # compiled in every test run
 OPTIONS = ("--std=c++17", "--ptxas-options=-v")  # -v: the log names registers, shared memory and spills
@@ -47,20 +47,25 @@ def compile_kernel(name: str, arch: str) -> Binary:
         name: a key of `ops_catalogue.COMPILED`. arch: "sm_86", say.
 
     Raises:
-        KernelError: unknown kernel, an architecture that this NVRTC does not know, or a source that does not compile.
+        KernelError: unknown kernel, an architecture that this NVRTC does not know or the kernel is not for, or a source that
+            does not compile.
         MissingDependency: CuPy or NVRTC is not installed.
     """
     if name not in COMPILED:
         raise KernelError(f"unknown kernel {name!r}: there are {', '.join(COMPILED)}")
     if not re.fullmatch(r"sm_\d+[af]?", arch):
         raise KernelError(f"architecture {arch!r}: must look like sm_86")
+    kernel = COMPILED[name]
+    if not runs_on(kernel, arch):
+        raise KernelError(f"{name} for {arch}: it can be compiled for {kernel.only} alone")
     nvrtc = load_nvrtc()
-    source = COMPILED[name].source.read_bytes()
+    source = kernel.source.read_bytes()
     included = {path.name: path.read_bytes() for path in headers()}
-    key = _key(arch, nvrtc.getVersion(), source, included)
+    target = f"{arch}a" if kernel.only else arch  # a: with what later ones lack
+    key = _key(target, nvrtc.getVersion(), source, included)
     stem = cache_folder() / f"{name}-{arch}-{key[:16]}"
     cached = _read(stem)
-    cubin, ptx, log = cached or _compile(nvrtc, name, arch, source, included)
+    cubin, ptx, log = cached or _compile(nvrtc, name, target, source, included)
     if cached is None:
         _write(stem, cubin, ptx, log)
     return Binary(name, arch, cubin, ptx, log, key)

@@ -15,7 +15,7 @@ from deepinfer_lab.kernels.catalogue import ADD_PARTIALS, KERNELS, Kernel
 from deepinfer_lab.kernels.check import Operands
 from deepinfer_lab.kernels.compiler import arch_for, compile_kernel
 from deepinfer_lab.kernels.counters import counters
-from deepinfer_lab.kernels.ops_catalogue import MIN_CAPABILITY, OPS, Op
+from deepinfer_lab.kernels.ops_catalogue import MIN_CAPABILITY, OPS, Op, runs_on
 
 RESERVED_SHARED = (
     1024  # bytes, of each block: CUDA C++ Programming Guide, "Shared Memory" of compute capability 8.x and later
@@ -82,9 +82,12 @@ def preload(device: torch.device | str = "cuda") -> None:
         kernels.function(kernel.name)
         if kernel.split_k:
             kernels.function(kernel.name, ADD_PARTIALS)
-    if torch.cuda.get_device_capability(kernels.device) >= MIN_CAPABILITY:
-        for name in OPS:
-            kernels.function(name)
+    capability = torch.cuda.get_device_capability(kernels.device)
+    if capability >= MIN_CAPABILITY:
+        arch = arch_for(capability)
+        for op in OPS.values():
+            if runs_on(op, arch):
+                kernels.function(op.name)
         counters(kernels.device).reserve()
 
 

@@ -8,6 +8,7 @@ from types import MappingProxyType
 
 from deepinfer_lab.kernels.catalogue import KERNELS, SOURCES, Kernel
 from deepinfer_lab.kernels.mma_cuts import CUTS
+from deepinfer_lab.kernels.wgmma_cuts import WGMMA_CUTS
 
 HEAD_DIMS = (64, 80, 96, 128)  # that paged attention is compiled for
 MMA_ROWS = (8, 16, 32)  # activation rows of a block on tensor cores
@@ -23,6 +24,7 @@ class Op:
         summary: what it does, in a few words.
         shared: a launch gives it more shared memory than it declares.
         dependent: it awaits the kernels before it by itself, so that it may be launched while they run.
+        only: as `catalogue.Kernel`'s.
     """
 
     name: str
@@ -30,6 +32,7 @@ class Op:
     summary: str
     shared: bool = False
     dependent: bool = False
+    only: str | None = None
 
     @property
     def source(self) -> Path:
@@ -100,6 +103,17 @@ OPS = MappingProxyType(
                 )
                 for cut in CUTS
             ),
+            *(
+                Op(
+                    cut.name,
+                    cut.threads,
+                    f"blocks of {cut.rows} rows times {cut.bits}-bit weights in tiles, for sm_90 alone",
+                    shared=True,
+                    dependent=True,
+                    only="sm_90",
+                )
+                for cut in WGMMA_CUTS
+            ),
         )
     }
 )
@@ -107,3 +121,8 @@ OPS = MappingProxyType(
 COMPILED: MappingProxyType[str, Kernel | Op] = MappingProxyType(
     {**KERNELS, **OPS}
 )  # all that the compiler knows by name
+
+
+def runs_on(kernel: Kernel | Op, arch: str) -> bool:
+    """Whether it can be compiled for this architecture, "sm_86", say."""
+    return kernel.only in (None, arch)

@@ -99,12 +99,19 @@ def random_matrix(gpu: Gpu, random: torch.Generator, bits: int, n: int, k: int, 
     return Matrix(bits, n, k, None if bits == 16 else group, copies)
 
 
-def kernels_for(bits: int, m: int) -> list[str]:
+def kernels_for(bits: int, m: int, device: torch.device | None = None) -> list[str]:
     """Every way to multiply M rows with a weight of so many bits: launchers that take that M, and the old fallback; for 16
-    bits, cuBLAS."""
+    bits, cuBLAS. device: leave out what this CUDA device cannot run."""
     if bits == 16:
         return [DENSE]
-    return [name for name, product in FEW_BIT.items() if product.bits == bits and m <= product.max_m] + [FALLBACK]
+    fitting = (name for name, product in FEW_BIT.items() if product.bits == bits and m <= product.max_m)
+    return [name for name in fitting if device is None or _runs_on(FEW_BIT[name], device)] + [FALLBACK]
+
+
+def _runs_on(product: Kernel | DequantiseProduct | MmaProduct, device: torch.device) -> bool:
+    if device.type != "cuda" or not isinstance(product, MmaProduct) or product.capability is None:
+        return True
+    return torch.cuda.get_device_capability(device) == product.capability
 
 
 def floor_us(matrix: Matrix, m: int, bandwidth: float) -> float:

@@ -76,7 +76,7 @@ def peer_rows(
         for m in params["m"]:
             case = random_case(gpu, random, matrix, m)
             every = bits == 16 or params["all_kernels"]
-            names = kernels_for(bits, m) if every else [dispatch.choose(bits, m, table=table, n=n, k=k)]
+            names = kernels_for(bits, m, gpu.device) if every else [dispatch.choose(bits, m, table=table, n=n, k=k)]
             ours = [one_of_ours(name) for name in names]
             for contestant in (*ours, *others):
                 yield from timed(gpu, case, contestant, bandwidth, params["replays"], say)

@@ -9,7 +9,6 @@ import torch
 from deepinfer_lab.errors import KernelError, MissingDependency
 from deepinfer_lab.kernels import dispatch, mma_block, resources
 from deepinfer_lab.kernels.catalogue import SOURCES
-from deepinfer_lab.kernels.compiler import ARCHS
 from deepinfer_lab.kernels.dispatch import FALLBACK, Row
 from deepinfer_lab.kernels.mma_block import Plan, plan, tiles_of, units_of, w3_mma_block, w4_mma_block
 from deepinfer_lab.kernels.mma_cuts import CUTS, Cut
@@ -65,26 +64,25 @@ def error(out: torch.Tensor, x: torch.Tensor, weight: PackedWeight, bias: torch.
 
 
 @NAMES
-@pytest.mark.parametrize(
-    ("n", "k", "group"), [(1, 32, 32), (17, 96, 32), (64, 192, 64), (67, 128, 128), (200, 160, 32)]
-)
-def test_matches_reference_on_every_edge(on_host, make_weight, name, n, k, group):
+@pytest.mark.parametrize(("n", "k", "group", "m"), [(1, 32, 32, 1), (67, 192, 64, -7), (130, 160, 32, 1)])
+def test_matches_reference_on_every_edge(on_host, make_weight, name, n, k, group, m):
+    """N, K and M that end inside whatever they can end in. m: so many rows less or more than a block's."""
     cut = BY_NAME[name]
-    for m in (1, cut.rows - 7, cut.rows + 1):
-        weight, x = make_weight(cut.bits, n, k, group, seed=m), activations(m, k)
-        bias = activations(1, n)[0] if m % 2 else None
-        assert error(run(cut, 0, x, weight, bias), x, weight, bias) < 6e-4, m
+    m = 1 if n == 1 else cut.rows + m
+    weight, x = make_weight(cut.bits, n, k, group, seed=m), activations(m, k)
+    bias = activations(1, n)[0] if group == 32 else None
+    assert error(run(cut, 0, x, weight, bias), x, weight, bias) < 6e-4
 
 
 @NAMES
 def test_rings_go_round_and_several_blocks_add_up(on_host, arrivals, make_weight, monkeypatch, name):
     """More units than slots, and any number of blocks in any order: fewer than tiles, several a tile, ends amid tiles."""
     cut = BY_NAME[name]
-    m, n, k = 13, cut.outputs + 16, cut.unit_k * (cut.teams * cut.stages + 1) + 32
+    m, n, k = 5, cut.outputs + 16, cut.unit_k * (cut.teams * cut.stages + 1) + 32
     weight, x = make_weight(cut.bits, n, k, 32), activations(m, k)
     bias = activations(1, n)[0]
     units = 2 * units_of(cut, k)
-    counts = (1, 2, 3, 5, 8, units // 2 + 1, units) if cut.outputs == 64 else (3, units)
+    counts = (1, 3, units // 2 + 1) if (cut.outputs, cut.rows) == (64, 16) else (3,)
     for blocks in counts:
         outs = []
         for shuffle in (0, blocks):
@@ -93,54 +91,45 @@ def test_rings_go_round_and_several_blocks_add_up(on_host, arrivals, make_weight
         assert error(outs[0], x, weight, bias) < 6e-4, blocks
         assert torch.equal(*outs), "the order in which blocks arrive must not matter"
     assert all((zeros == 0).all() for zeros in arrivals.taken)
-    assert [len(zeros) for zeros in arrivals.taken] == [2] * 2 * (
-        len(counts) - (2 in counts)
-    )  # two blocks: a tile each
+    assert [len(zeros) for zeros in arrivals.taken] == [2] * 2 * len(counts)
 
 
-@pytest.mark.parametrize("parts", range(1, 9))
-@pytest.mark.parametrize("group", [32, 64, 128])
+@pytest.mark.parametrize(("parts", "group"), [(1, 32), (2, 64), (3, 128), (5, 32), (7, 64), (8, 128)])
 @pytest.mark.parametrize("bits", [3, 4])
 def test_equal_parts_of_every_tile(on_host, make_weight, monkeypatch, bits, parts, group):
     cut = BY_NAME[f"w{bits}_mma_block_64_16"]
-    for seed, (m, n, k) in enumerate(((9, 130, 1024), (17, 65, 896)), start=parts):
-        weight, x = make_weight(bits, n, k, group, seed), activations(m, k, seed)
-        monkeypatch.setattr(mma_block, "launch_op", partial(on_host.launch, shuffle=seed))
-        assert error(run(cut, min(parts, units_of(cut, k)) * tiles_of(cut, m, n), x, weight), x, weight) < 6e-4
+    m, n, k = 17, 65, 896
+    weight, x = make_weight(bits, n, k, group, parts), activations(m, k, parts)
+    monkeypatch.setattr(mma_block, "launch_op", partial(on_host.launch, shuffle=parts))
+    assert error(run(cut, min(parts, units_of(cut, k)) * tiles_of(cut, m, n), x, weight), x, weight) < 6e-4
 
 
 @NAMES
 def test_every_value_in_every_place(on_host, name):
     """One-hot activations and power-of-two scales return the weight itself, bit for bit."""
-    cut, k = BY_NAME[name], 160
-    n = cut.outputs + 3
+    cut, k = BY_NAME[name], 96
+    n = 67
     count = 2**cut.bits
     values = torch.arange(count, dtype=torch.int8) - count // 2
     q = torch.stack([values.roll(row).repeat(k // count) for row in range(n)])
     weight = PackedWeight(cut.bits, 32, n, k, pack(q, cut.bits), torch.full((n, k // 32), 0.25).half())
     weight.scales[:, 1::2] = -2.0
     weight.scales[::3] = 2.0**-14
-    hot = torch.eye(k).half()
-    out = torch.cat([run(cut, 2, rows, weight) for rows in hot.split(128)])
-    assert torch.equal(out, weight.dequantise(torch.float16).T)
+    assert torch.equal(run(cut, 0, torch.eye(k).half(), weight), weight.dequantise(torch.float16).T)
 
 
 @NAMES
-@pytest.mark.parametrize(("k", "group"), [(96, 32), (192, 64)])
-def test_nan_and_infinity_stay_in_their_rows(on_host, make_weight, name, k, group):
+def test_nan_and_infinity_stay_in_their_rows(on_host, make_weight, name):
     """Where K ends inside a unit, neither NaN nor infinity of the same row nor of the next one may leak into the padding."""
-    cut = BY_NAME[name]
-    weight = make_weight(cut.bits, 21, k, group)
-    for column, value in ((0, torch.inf), (k // 2 + 1, -torch.inf), (k - 1, torch.nan)):
-        x = activations(11, k)
-        x[6, column] = value
-        reference = (x.double()[:, None] * weight.dequantise(torch.float64)[None]).sum(2)
-        out, finite = run(cut, 3 if column else 0, x, weight), reference.isfinite()
-        assert torch.equal(out.isnan(), reference.isnan())
-        assert torch.equal(out[reference.isinf()], reference[reference.isinf()].half())
-        assert torch.allclose(out[finite].double(), reference[finite], rtol=2e-3, atol=2e-3)
-        assert finite[:6].all()
-        assert finite[7:].all()
+    cut, k = BY_NAME[name], 96
+    weight, x = make_weight(cut.bits, 21, k, 32), activations(11, k)
+    x[3, 0], x[6, k - 1], x[8, k // 2] = torch.inf, torch.nan, -torch.inf
+    reference = (x.double()[:, None] * weight.dequantise(torch.float64)[None]).sum(2)
+    out, finite = run(cut, 0, x, weight), reference.isfinite()
+    assert torch.equal(out.isnan(), reference.isnan())
+    assert torch.equal(out[reference.isinf()], reference[reference.isinf()].half())
+    assert torch.allclose(out[finite].double(), reference[finite], rtol=2e-3, atol=2e-3)
+    assert finite[[0, 1, 2, 4, 5, 7, 9, 10]].all()
 
 
 def test_sums_beyond_float16_are_no_matter_unless_the_output_is(on_host, make_weight):
@@ -165,7 +154,7 @@ def test_shared_memory_is_free_of_races(racing_host_ops, make_weight, monkeypatc
     assert error(run(cut, blocks, x, weight), x, weight) < 6e-4
 
 
-@pytest.mark.parametrize("m", [1, 9, 40, 130])
+@pytest.mark.parametrize("m", [9, 130])
 @pytest.mark.parametrize(("bits", "launcher"), [(4, w4_mma_block), (3, w3_mma_block)])
 def test_launcher(on_host, make_weight, monkeypatch, bits, launcher, m):
     monkeypatch.setattr(mma_block, "multiprocessors", lambda _: 5)
@@ -187,7 +176,9 @@ def test_cuts_are_those_of_the_sources():
         assert re.search(rf"THREADS, {cut.resident}\)", text)
 
 
-@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize(
+    "arch", ["sm_86", "sm_90"]
+)  # 99 KiB and 227 KiB of shared memory a block; others: test_ops_on_cpu
 def test_no_spills_and_as_many_blocks_as_the_plan_counts_on(arch):
     try:
         rows = resources.report(BY_NAME, [arch])

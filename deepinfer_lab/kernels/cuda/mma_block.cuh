@@ -12,13 +12,9 @@
 // A lane reads 16 bytes of an activation row at a time, which are its B fragments of two products. Eight lanes are served at
 // once, four of a row and four of the next, so odd rows lie with their halves exchanged: no two of the eight share a bank.
 //
-// Blocks share all units of all tiles of the output evenly, in order, wherever one tile ends and the next begins: any number of
-// blocks up to that of units will do. Where several have parts of one tile, each leaves its sums in `partial` (two places a
-// block: one for the tile in which it begins, one for that in which it ends), and the last to arrive adds them, always in the
-// same order. Nobody waits. `arrived` counts them, a counter to a tile: zero before and after.
+// How blocks share the units of all tiles: tile_units.cuh.
 #pragma once
-#include "async_ptx.cuh"
-#include "mma_unit.cuh"
+#include "tile_units.cuh"
 
 // How a kernel's blocks are cut. UNPACK: the weights' layout, as `W4Tiles` below.
 template <class UNPACK, int OUTPUTS_, int ROWS_, int ACROSS_, int DOWN_, int TEAMS_, int STAGES_>
@@ -40,42 +36,6 @@ struct Cut {
     static_assert(2 * TILES * QUARTERS <= TEAM && ITEMS % THREADS == 0, "a thread copies scales once, and adds equal parts");
     static_assert(TEAMS < 16, "each team has a barrier");
 };
-
-// A lane's part of a unit: half of the tiles' with 4 bits, where the halves follow one another, and all of it with 3. Tiles are
-// padded to multiples of STORED_K.
-struct W4Tiles {
-    static constexpr int UNIT_K = 64, STORED_K = MMA_K, BYTES = 512;
-    unsigned word[4];
-
-    __device__ __forceinline__ void load(const char* unit, int lane) {
-        const uint4 v = reinterpret_cast<const uint4*>(unit)[lane];
-        word[0] = v.x, word[1] = v.y, word[2] = v.z, word[3] = v.w;
-    }
-    // The A fragment of a product: of 16 of k each.
-    __device__ __forceinline__ void fragment(int product, unsigned (&a)[4]) const { UnpackW4::fragment(word, product, a); }
-};
-struct W3Tiles {
-    static constexpr int UNIT_K = MMA_K, STORED_K = MMA_K, BYTES = 768;
-    unsigned word[6];
-
-    __device__ __forceinline__ void load(const char* unit, int lane) {
-        const uint4 v = reinterpret_cast<const uint4*>(unit)[lane];
-        const uint2 rest = reinterpret_cast<const uint2*>(unit + 512)[lane];
-        word[0] = v.x, word[1] = v.y, word[2] = v.z, word[3] = v.w, word[4] = rest.x, word[5] = rest.y;
-    }
-    __device__ __forceinline__ void fragment(int product, unsigned (&a)[4]) const {
-        UnpackW3::fragment(word + product / 4 * UnpackW3::WORDS, product % 4, a);
-    }
-};
-
-// Where the evenly shared units of block `block` begin: units in front of it.
-__device__ __forceinline__ int share(int block, int units) {
-    return static_cast<int>(static_cast<long long>(units) * block / static_cast<int>(gridDim.x));
-}
-// The block that has this unit.
-__device__ __forceinline__ int owner(int unit, int units) {
-    return static_cast<int>(((unit + 1LL) * static_cast<int>(gridDim.x) - 1) / units);
-}
 
 // What one thread of a team copies, unit after unit, of one tile of the output.
 template <class C>
@@ -236,10 +196,6 @@ __device__ __forceinline__ void multiply_units(Copies<C> copies, char* shared, i
     __syncthreads();
 }
 
-__device__ __forceinline__ void add(float4& sum, const float4& more) {
-    sum.x += more.x, sum.y += more.y, sum.z += more.z, sum.w += more.w;
-}
-
 // Four outputs of the block in one row: the teams' sums, added always in the same order.
 template <class C>
 __device__ __forceinline__ float4 add_teams(const char* shared, int item) {
@@ -289,50 +245,28 @@ __device__ __forceinline__ void mma_block(const half_t* x, const char* __restric
     const int end = share(block + 1, all);
     for (int at = share(block, all); at < end;) {
         // Tiles that share weights follow one another: the second reader finds them in the L2.
-        const int tile = at / units, from = tile * units, to = min(from + units, end);
-        const int first_row = tile % down * C::ROWS, first_tile = tile / down * C::TILES, first_unit = at - from;
+        const Part part(at, end, units);
+        const int first_row = part.tile % down * C::ROWS, first_tile = part.tile / down * C::TILES;
         const Copies<C> copies(x, tiles, scales, m, k, __ffs(group) - 1, first_row, first_tile, count, units,
-                               first_unit + threadIdx.x / C::TEAM);
-        multiply_units<C>(copies, shared, first_unit, to - from);
-        const int first = owner(from, all), final = owner(from + units - 1, all);
-        if (first == final) {
+                               part.begin + threadIdx.x / C::TEAM);
+        multiply_units<C>(copies, shared, part.begin, part.begin + part.count);
+        const auto finished = [&](const float4& sum, int item) {
+            store<C>(sum, item, first_row, first_tile * MMA_N, bias, out, m, n);
+        };
+        const Sharers sharers(part.tile, units, all);
+        if (sharers.one()) {
 #pragma unroll 4
-            for (int item = threadIdx.x; item < C::ITEMS; item += C::THREADS) {
-                store<C>(add_teams<C>(shared, item), item, first_row, first_tile * MMA_N, bias, out, m, n);
-            }
+            for (int item = threadIdx.x; item < C::ITEMS; item += C::THREADS) finished(add_teams<C>(shared, item), item);
         } else {
-            // A block's first place, or its second if it began with another tile, as only this tile's first block can have.
-            const bool began_before = share(first, all) < from;
-            const auto place = [&](int of) {
-                return partial + (2 * static_cast<size_t>(of) + (of == first && began_before)) * C::ITEMS;
-            };
-            for (int item = threadIdx.x; item < C::ITEMS; item += C::THREADS) place(block)[item] = add_teams<C>(shared, item);
+            float4* const own = partial + sharers.place(block) * C::ITEMS;
+            for (int item = threadIdx.x; item < C::ITEMS; item += C::THREADS) own[item] = add_teams<C>(shared, item);
             __threadfence();  // a block that sees the counter sees the sums
             __syncthreads();
-            if (threadIdx.x == 0) last = atomicInc(arrived + tile, final - first) == static_cast<unsigned>(final - first);
+            if (threadIdx.x == 0) last = sharers.arrive(arrived);
             __syncthreads();
-            if (last) {
-                __threadfence();
-                constexpr int EACH = C::ITEMS / C::THREADS;
-                constexpr int AT_ONCE = EACH % 8 == 0 ? 8 : EACH % 6 == 0 ? 6 : EACH % 4 == 0 ? 4 : EACH % 2 == 0 ? 2 : 1;
-#pragma unroll 1
-                for (int item = threadIdx.x; item < C::ITEMS; item += AT_ONCE * C::THREADS) {
-                    float4 sum[AT_ONCE] = {};
-                    for (int of = first; of <= final; ++of) {
-                        float4 more[AT_ONCE];
-#pragma unroll
-                        for (int i = 0; i < AT_ONCE; ++i) more[i] = load_shared_by_blocks(place(of) + item + i * C::THREADS);
-#pragma unroll
-                        for (int i = 0; i < AT_ONCE; ++i) add(sum[i], more[i]);
-                    }
-#pragma unroll
-                    for (int i = 0; i < AT_ONCE; ++i) {
-                        store<C>(sum[i], item + i * C::THREADS, first_row, first_tile * MMA_N, bias, out, m, n);
-                    }
-                }
-            }
+            if (last) add_parts<C::ITEMS, C::THREADS>(sharers, partial, threadIdx.x, C::ITEMS, finished);
         }
         __syncthreads();  // the next tile's copies overwrite the sums
-        at = to;
+        at += part.count;
     }
 }

@@ -31,6 +31,8 @@ struct dim3 { int x = 1, y = 1, z = 1; };
 
 // Provided by either: threadIdx, blockIdx, blockDim, gridDim, __syncthreads(), sync_warp(), launch(grid, threads, kernel).
 
+inline void __syncwarp() { sync_warp(); }
+
 inline float exchange[2][1024];  // two, in turn: nobody is a whole shuffle ahead, so one barrier is enough
 inline char turn[1024];
 

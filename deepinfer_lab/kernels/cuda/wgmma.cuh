@@ -1,0 +1,359 @@
+// Many activation rows times a weight in tiles (quant/tiles.py), on the tensor cores of sm_90a: they read activations from
+// shared memory by themselves, at twice the rate of mma.sync, while the warps that gave them their work prepare the next.
+//
+//   D[64 outputs, ROWS rows] += A[64 outputs, 16 of K: weights, in registers] * B[16 of K, ROWS rows: activations]
+//
+// A block owns OUTPUTS outputs of ROWS rows, and units (128 of K) of them, which lie in a ring of STAGES slots:
+//
+//   one slot: activations of k 0 .. 63 | of k 64 .. 127 | OUTPUTS / 16 units of weights, as they lie in tiles | their scales
+//
+// Its warps have three roles and meet at barriers only, two to a slot: `full` and `empty`.
+//   Multipliers, TEAMS teams of ACROSS warpgroups: a warpgroup takes 64 outputs, a warp the 16 of one tile. Team i takes the
+//     block's units i, i + TEAMS, ... A unit is two steps of 64 k: the warps decode the weights of one while the products of
+//     the step before are under way. Scales are multiplied into the fragments.
+//   Three row warps read activations into registers, some steps ahead, and store them.
+//   One weight warp orders bulk copies of weights and scales. These it begins before it awaits the kernels before its own.
+//
+// Which k stand where: lane 4g + t holds weights of k 8t .. 8t + 7 of a quarter (32 of K), where a product wants k 2t, 2t + 1,
+// 2t + 8 and 2t + 9 of 16. So the 16 pairs of activations of a quarter, 4t + i, lie transposed, at 4i + t: word i of the 16
+// bytes that a lane has read is in matrix i for stmatrix, and four lanes make up a row of it.
+//
+// Half a slot's activations are rows of 128 bytes in the 128-byte swizzle, chunk c of row r at 16 (c ^ r % 8).
+#pragma once
+#include "tile_units.cuh"
+#include "wgmma_ptx.cuh"
+
+constexpr int GROUP = 128, ROW_WARPS = 3;  // threads of a warpgroup
+
+// How a kernel's blocks are cut. UNPACK: the weights' layout, `W4Tiles` or `W3Tiles`. AHEAD: halves of units' activations that
+// are in the row warps' registers.
+template <class UNPACK, int ACROSS_, int TEAMS_, int ROWS_, int STAGES_, int AHEAD_>
+struct GroupCut {
+    using Unpack = UNPACK;
+    static constexpr int ACROSS = ACROSS_, TEAMS = TEAMS_, ROWS = ROWS_, STAGES = STAGES_, AHEAD = AHEAD_;
+    static constexpr int OUTPUTS = 64 * ACROSS, TILES = OUTPUTS / MMA_N, TEAM = GROUP * ACROSS, MULTIPLIERS = TEAM * TEAMS;
+    static constexpr int THREADS = MULTIPLIERS + 32 * ROW_WARPS + 32;
+    static constexpr int PARTS = MMA_K / Unpack::UNIT_K, UNIT_BYTES = PARTS * Unpack::BYTES;
+    // Bytes of a slot's parts. Scales: of as many groups as a unit can have.
+    static constexpr int HALF = ROWS * 128, WEIGHTS = 2 * HALF, SCALES = WEIGHTS + TILES * UNIT_BYTES;
+    static constexpr int TILE_SCALES = QUARTERS * 32, SLOT = (SCALES + TILES * TILE_SCALES + 1023) / 1024 * 1024;
+    static constexpr int SUMS = (TEAMS - 1) * TEAM * ROWS * 2;  // of all teams but the first
+    static constexpr int BARRIERS = STAGES * SLOT + SUMS, SHARED = BARRIERS + 2 * STAGES * 8 + 16;
+    static constexpr int ITEMS = ROWS / 8 * TEAM;                    // of four sums of a thread
+    static constexpr int ROW_STEP = 4 * ROW_WARPS, LOADS = (ROWS + ROW_STEP - 1) / ROW_STEP;  // of a row thread, of half a unit
+    static_assert(2 * TILES <= 32, "a lane of the weight warp orders one copy of a unit");
+    static_assert(AHEAD % 2 == 0 && ROWS % 4 == 0, "whole units, and each half's registers are known");
+    static_assert(HALF % 1024 == 0 && SLOT % 1024 == 0, "whole patterns of the swizzle");
+};
+
+// What a kernel is given.
+struct Operands {
+    const half_t* x;
+    const char *tiles, *scales;
+    const half_t* bias;
+    half_t* out;
+    float4* partial;
+    unsigned* arrived;
+    int m, n, k, group_shift;
+};
+
+// A slot and how often the ring went round before it.
+template <int STAGES>
+struct Turn {
+    int slot;
+    unsigned parity = 0;
+
+    __device__ __forceinline__ explicit Turn(int slot) : slot(slot) {}
+    __device__ __forceinline__ void advance(int slots) {
+        slot += slots;
+        if (slot >= STAGES) slot -= STAGES, parity ^= 1;
+    }
+};
+
+// The block's shared memory, and what it has to do.
+template <class C>
+struct Block {
+    char* shared;
+    int count, units, down, all, begin, end;  // tiles along N; units of K; blocks of rows; units of the output, and the block's
+
+    __device__ __forceinline__ explicit Block(char* shared, const Operands& of) : shared(shared) {
+        count = (of.n + MMA_N - 1) / MMA_N, units = (of.k + MMA_K - 1) / MMA_K, down = (of.m + C::ROWS - 1) / C::ROWS;
+        all = (count + C::TILES - 1) / C::TILES * down * units;
+        begin = share(blockIdx.x, all), end = share(blockIdx.x + 1, all);
+    }
+    __device__ __forceinline__ char* slot(int i) const { return shared + i * C::SLOT; }
+    __device__ __forceinline__ float4* sums() const { return reinterpret_cast<float4*>(shared + C::STAGES * C::SLOT); }
+    __device__ __forceinline__ PhaseBarrier* full(int slot) const {
+        return reinterpret_cast<PhaseBarrier*>(shared + C::BARRIERS) + slot;
+    }
+    __device__ __forceinline__ PhaseBarrier* empty(int slot) const { return full(C::STAGES + slot); }
+    __device__ __forceinline__ int* last() const { return reinterpret_cast<int*>(full(2 * C::STAGES)); }
+    // Tiles that share weights follow one another: the second reader finds them in the L2.
+    __device__ __forceinline__ int first_row(const Part& part) const { return part.tile % down * C::ROWS; }
+    __device__ __forceinline__ int first_tile(const Part& part) const { return part.tile / down * C::TILES; }
+};
+
+// The weight warp. Where the output ends inside a tile there are no weights, and what was there meets only sums that are not
+// stored.
+template <class C>
+__device__ __forceinline__ void copy_weights(const Block<C>& block, const Operands& of) {
+    const int lane = threadIdx.x % 32, tile = lane % C::TILES;
+    const bool is_scales = lane >= C::TILES;
+    const int scale_bytes = 32 * (MMA_K >> of.group_shift), bytes = is_scales ? scale_bytes : C::UNIT_BYTES;
+    const int to = is_scales ? C::SCALES + tile * C::TILE_SCALES : C::WEIGHTS + tile * C::UNIT_BYTES;
+    Turn<C::STAGES> turn(0);
+    for (int at = block.begin; at < block.end;) {
+        const Part part(at, block.end, block.units);
+        const int first = block.first_tile(part), there = min(block.count - first, C::TILES);
+        const bool takes = lane < 2 * C::TILES && tile < there;
+        const size_t unit = static_cast<size_t>(first + tile) * block.units + part.begin;
+        const char* from = (is_scales ? of.scales : of.tiles) + unit * bytes;
+        for (int i = 0; i < part.count; ++i) {
+            PhaseBarrier* const full = block.full(turn.slot);
+            await(block.empty(turn.slot), turn.parity ^ 1);
+            if (lane == 0) arrive_expecting(full, there * (C::UNIT_BYTES + scale_bytes));
+            __syncwarp();
+            if (takes) copy_bulk(block.slot(turn.slot) + to, from, bytes, full);
+            from += bytes;
+            turn.advance(1);
+        }
+        at += part.count;
+    }
+    await_previous();
+}
+
+// A row warp: takes four rows in twelve, and of them 64 of k at a time. Rows beyond M are whatever was there: they meet only
+// sums that are not stored. Beyond K there must be zeros.
+template <class C>
+__device__ __forceinline__ void copy_rows(const Block<C>& block, const Operands& of, int warp) {
+    const int lane = threadIdx.x % 32, row = 4 * warp + lane / 8, piece = lane % 8 * 8;
+    const size_t row_bytes = 2 * static_cast<size_t>(of.k);
+    // Where this lane says that 16 bytes go: chunk c of row r of the warp's four. Every other four are the latter of eight.
+    const int r = lane % 8 / 2, c = lane % 2 * 4 + lane / 8;
+    const int to = settled((4 * warp + r) * 128 + (c ^ r ^ warp % 2 * 4) * 16);
+    const int most = C::LOADS - (4 * warp >= C::ROWS - (C::LOADS - 1) * C::ROW_STEP);  // loads of half a unit
+
+    // The next load: from where in the thread's first row, and how many rows of it there are.
+    int first_row = block.begin / block.units % block.down * C::ROWS, unit = block.begin % block.units, rows = 0;
+    const char* from = nullptr;
+    const auto begin_tile = [&] {
+        from = reinterpret_cast<const char*>(of.x) + (first_row + row) * row_bytes;
+        rows = min((of.m - first_row - row + C::ROW_STEP - 1) / C::ROW_STEP, most);
+    };
+    const auto load = [&](int half, uint4 (&to)[C::LOADS]) {
+        const char* at = from + 2 * min(unit * MMA_K + half * 64 + piece, of.k - 8);
+#pragma unroll
+        for (int i = 0; i < C::LOADS; ++i, at += C::ROW_STEP * row_bytes) {
+            load_ahead(to[i], at, i < rows);
+        }
+        if (half == 0 || ++unit < block.units) return;
+        unit = 0, first_row += C::ROWS;
+        if (first_row >= of.m) first_row = 0;
+        begin_tile();
+    };
+    uint4 held[C::AHEAD][C::LOADS] = {};
+    const int halves = 2 * (block.end - block.begin);
+    begin_tile();
+#pragma unroll
+    for (int ahead = 0; ahead < C::AHEAD; ++ahead) {
+        if (ahead < halves) load(ahead % 2, held[ahead]);
+    }
+    Turn<C::STAGES> turn(0);
+    int left = of.k - block.begin % block.units * MMA_K;  // k from the slot's unit on
+    for (int at = 0; at < halves; at += C::AHEAD) {
+#pragma unroll
+        for (int ahead = 0; ahead < C::AHEAD; ++ahead) {
+            const int half = ahead % 2;
+            if (at + ahead >= halves) break;
+            if (half == 0) await(block.empty(turn.slot), turn.parity ^ 1);
+            if (left < half * 64 + 64) {  // the same for all threads, and rarely so
+#pragma unroll
+                for (int i = 0; i < C::LOADS; ++i) clear(held[ahead][i], left <= half * 64 + piece);
+            }
+            __syncwarp();
+            char* const slot = block.slot(turn.slot) + half * C::HALF;
+#pragma unroll
+            for (int i = 0; i < C::LOADS; ++i) {
+                if (i < most) store_matrices(slot + (to ^ i % 2 * 64) + i * C::ROW_STEP * 128, held[ahead][i]);
+            }
+            if (at + ahead + C::AHEAD < halves) load(half, held[ahead]);
+            if (half == 0) continue;
+            __syncwarp();
+            if (lane == 0) arrive(block.full(turn.slot));
+            turn.advance(1);
+            left -= MMA_K;
+            if (left <= 0) left = of.k;
+        }
+    }
+}
+
+// Of a matrix of rows of 128 bytes in the 128-byte swizzle, k along them: 1024 bytes from eight rows to the next eight.
+__device__ __forceinline__ unsigned long long describe(const char* matrix) {
+    return (shared_address(matrix) & 0x3FFFF) >> 4 | 1ull << 16 | 1024ull >> 4 << 32 | 1ull << 62;
+}
+
+// The A fragments of half a unit: 64 of k.
+template <class C>
+__device__ __forceinline__ void decode(const typename C::Unpack (&weights)[C::PARTS], const char* scales, int group_shift,
+                                       int half, unsigned (&a)[4][4]) {
+    constexpr int EACH = 8 / C::PARTS;  // products of a part
+#pragma unroll
+    for (int p = 0; p < 4; ++p) {
+        const int product = 4 * half + p, quarter = product / 2;
+        const unsigned pair = *reinterpret_cast<const unsigned*>(scales + (quarter * 32 >> group_shift) * 32);
+        const unsigned scale[2] = {__byte_perm(pair, 0, 0x1010), __byte_perm(pair, 0, 0x3232)};  // of outputs g, g + 8
+        weights[product / EACH].fragment(product % EACH, a[p]);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) a[p][i] = mul_pair(a[p][i], scale[i % 2]);
+    }
+}
+
+// Where a lane's results go. Its sums are of rows 8j + 2t and 2t + 1 and of outputs g and g + 8 of a tile; it stores those of
+// row 8j + g and of outputs 2t, 2t + 1, and the same + 8.
+struct Results {
+    half_t* to;
+    float bias[2] = {};
+    int rows, outputs, n;  // there are from `to` on; outputs of a row
+    bool in_pairs;
+
+    __device__ __forceinline__ Results(const Operands& of, int row, int output) {
+        const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+        to = of.out + static_cast<size_t>(row + g) * of.n + output + 2 * t;
+        rows = of.m - row - g, outputs = of.n - output - 2 * t, n = of.n;
+        in_pairs = n % 2 == 0 && reinterpret_cast<size_t>(of.out) % 4 == 0;
+        if (!of.bias) return;
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            if (output + g + 8 * i < n) bias[i] = to_float(of.bias[output + g + 8 * i]);
+        }
+    }
+    __device__ __forceinline__ void store(const float4& sum, int j) const {
+        const unsigned pairs[2] = {transpose(half_pair(sum.x + bias[0], sum.y + bias[0])),
+                                   transpose(half_pair(sum.z + bias[1], sum.w + bias[1]))};
+        half_t* const row = to + static_cast<size_t>(8 * j) * n;
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            const bool first = 8 * j < rows && 8 * i < outputs, second = 8 * j < rows && 8 * i + 1 < outputs;
+            if (first && in_pairs) *reinterpret_cast<unsigned*>(row + 8 * i) = pairs[i];
+            if (first && !in_pairs) row[8 * i] = static_cast<half_t>(pairs[i]);
+            if (second && !in_pairs) row[8 * i + 1] = static_cast<half_t>(pairs[i] >> 16);
+        }
+    }
+};
+
+template <class C>
+__device__ __forceinline__ float4 four(const float (&sum)[C::ROWS / 2], int j) {
+    return {sum[4 * j], sum[4 * j + 1], sum[4 * j + 2], sum[4 * j + 3]};
+}
+
+// What the first team does with a tile's sums when all teams' are in. thread: of the team.
+template <class C>
+__device__ __forceinline__ void finish_part(const Block<C>& block, const Operands& of, const Part& part, int thread,
+                                            const float (&sum)[C::ROWS / 2]) {
+    const int first_row = block.first_row(part), output = (block.first_tile(part) + thread / 32) * MMA_N;
+    const int eights = min((of.m - first_row + 7) / 8, C::ROWS / 8);  // of rows
+    const Results results(of, first_row, output);
+    const auto finished = [&](const float4& sums, int item) { results.store(sums, item / C::TEAM); };
+    const Sharers sharers(part.tile, block.units, block.all);
+    if (sharers.one()) {
+#pragma unroll
+        for (int j = 0; j < C::ROWS / 8; ++j) {
+            if (j < eights) finished(four<C>(sum, j), j * C::TEAM);
+        }
+        return;
+    }
+    float4* const own = of.partial + sharers.place(blockIdx.x) * C::ITEMS + thread;
+#pragma unroll
+    for (int j = 0; j < C::ROWS / 8; ++j) {
+        if (j < eights) own[j * C::TEAM] = four<C>(sum, j);
+    }
+    __threadfence();  // a block that sees the counter sees the sums
+    sync_team<C::TEAM>(1);
+    if (thread == 0) *block.last() = sharers.arrive(of.arrived);
+    sync_team<C::TEAM>(1);
+    if (*block.last()) add_parts<C::ITEMS, C::TEAM>(sharers, of.partial, thread, eights * C::TEAM, finished);
+}
+
+// A multiplier.
+template <class C>
+__device__ __forceinline__ void multiply(const Block<C>& block, const Operands& of) {
+    const int team = threadIdx.x / C::TEAM, thread = threadIdx.x % C::TEAM, tile = thread / 32, lane = thread % 32;
+    const int to_weights = settled(C::WEIGHTS + tile * C::UNIT_BYTES);
+    const int to_scales = settled(C::SCALES + tile * C::TILE_SCALES + lane / 4 * 4);
+    Turn<C::STAGES> turn(team);
+    int turns = team;  // units of the block before this team's next
+    for (int at = block.begin; at < block.end;) {
+        const Part part(at, block.end, block.units);
+        at += part.count;
+        float sum[C::ROWS / 2];
+#pragma unroll
+        for (int i = 0; i < C::ROWS / 2; ++i) sum[i] = 0.0f, pin(sum[i]);
+        unsigned a[2][4][4];
+        int before = -1;  // the slot that the products under way read
+        for (; turns < at - block.begin; turns += C::TEAMS) {
+            char* const slot = block.slot(turn.slot);
+            await(block.full(turn.slot), turn.parity);
+            publish_stores();  // here, since in a row warp this would wait for its loads, too
+            typename C::Unpack weights[C::PARTS];
+#pragma unroll
+            for (int i = 0; i < C::PARTS; ++i) weights[i].load(slot + to_weights + i * C::Unpack::BYTES, lane);
+            const unsigned long long rows = describe(slot);
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                decode<C>(weights, slot + to_scales, of.group_shift, half, a[half]);
+#pragma unroll
+                for (int i = 0; i < 16; ++i) pin(a[half][i / 4][i % 4]);
+                begin_products();
+#pragma unroll
+                for (int p = 0; p < 4; ++p) multiply_async<C::ROWS>(sum, a[half][p], rows + (half * C::HALF + p * 32) / 16);
+                end_products();
+                await_products<1>();
+                if (half == 0 && before >= 0 && lane == 0) arrive(block.empty(before));
+            }
+            before = turn.slot;
+            turn.advance(C::TEAMS);
+        }
+        await_products<0>();
+#pragma unroll
+        for (int i = 0; i < C::ROWS / 2; ++i) pin(sum[i]);
+        if (before >= 0 && lane == 0) arrive(block.empty(before));
+        if constexpr (C::TEAMS > 1) {
+            float4* const sums = block.sums() + thread;
+#pragma unroll
+            for (int j = 0; j < C::ROWS / 8; ++j) {
+                if (team > 0) sums[(team - 1) * C::ITEMS + j * C::TEAM] = four<C>(sum, j);
+            }
+            sync_team<C::MULTIPLIERS>(0);
+#pragma unroll
+            for (int i = 0; i < (C::TEAMS - 1) * C::ROWS / 8; ++i) {
+                if (team > 0) break;
+                const int j = i % (C::ROWS / 8);
+                const float4 more = sums[i / (C::ROWS / 8) * C::ITEMS + j * C::TEAM];
+                sum[4 * j] += more.x, sum[4 * j + 1] += more.y, sum[4 * j + 2] += more.z, sum[4 * j + 3] += more.w;
+            }
+            sync_team<C::MULTIPLIERS>(0);  // the next part's sums go to the same place
+        }
+        if (team == 0) finish_part<C>(block, of, part, thread, sum);
+    }
+}
+
+template <class C>
+__device__ __forceinline__ void wgmma_block(const half_t* x, const char* tiles, const char* scales, const half_t* bias,
+                                            half_t* out, float4* partial, unsigned* arrived, int m, int n, int k, int group) {
+    const Operands of = {x, tiles, scales, bias, out, partial, arrived, m, n, k, __ffs(group) - 1};
+    const Block<C> block(launch_patterns(), of);
+    if (threadIdx.x == 0) {
+        for (int slot = 0; slot < C::STAGES; ++slot) {
+            start(block.full(slot), ROW_WARPS + 1);
+            start(block.empty(slot), C::TEAM / 32);
+        }
+        publish_barriers();
+    }
+    release_next();
+    __syncthreads();
+    const int warp = threadIdx.x / 32 - C::MULTIPLIERS / 32;  // beyond the multipliers
+    if (warp == ROW_WARPS) return copy_weights(block, of);
+    await_previous();
+    if (warp >= 0) return copy_rows(block, of, warp);
+    multiply(block, of);
+}

@@ -1,0 +1,93 @@
+"""Launchers of the kernels for many rows on the tensor cores of Hopper (compute capability 9.0), on weights in tiles
+(`quant/tiles.py`, `cuda/wgmma.cuh`).
+
+x[M, K] @ weight[N, K].T + bias[N]: arguments, limits and rounding are those of `kernels/mma_block.py`. Made for M from 17 to
+some hundreds, right for any.
+
+Raises:
+    KernelError: as there; or a device of another compute capability, which lacks `wgmma`.
+"""
+
+import torch
+
+from deepinfer_lab.kernels.catalogue import TILED
+from deepinfer_lab.kernels.mma_block import Maybe, Plan, block_counts, multiply, tiles_of, units_of
+from deepinfer_lab.kernels.ops_check import require
+from deepinfer_lab.kernels.wgmma_cuts import WGMMA_CUTS
+
+# What a plan is chosen by, in cycles of a multiprocessor of the H200; only their relations matter.
+COLUMN = 0.5  # of N of wgmma m64nNk16: four tensor cores, each of 512 multiply-adds a cycle
+DECODE = 250  # of a warpgroup's unit: some 210 instructions of a warp on each scheduler, where two warps take turns
+BYTE_FROM_L2, WEIGHT_BYTE = 1 / 42, 1 / 18  # all multiprocessors reading; the latter from memory
+START, TILE = 3000, 800  # of a block; of a tile that it begins
+ADD_PARTS, PART_BYTE = 2000, 1 / 42  # of adding parts of one tile, and a byte of them
+
+
+def plan(bits: int, m: int, n: int, k: int, multiprocessors: int, shared: int) -> Plan:
+    """The plan that a rough model of the card calls fastest: no shape comes unforeseen.
+
+    Args:
+        shared: bytes of shared memory that a block may have.
+    """
+    cuts = [cut for cut in WGMMA_CUTS if cut.bits == bits and cut.shared <= shared]
+    plans = [Plan(cut, blocks) for cut in cuts for blocks in block_counts(cut, m, n, k, multiprocessors, shared)]
+    return min(plans, key=lambda p: cycles(p, m, n, k, multiprocessors))
+
+
+def cycles(p: Plan, m: int, n: int, k: int, multiprocessors: int) -> float:
+    """What the model says: the slowest of products, decoding, L2 and memory, for the multiprocessor with most to do."""
+    cut, units, tiles = p.cut, units_of(p.cut, k), tiles_of(p.cut, m, n)
+    rows = min(m, cut.rows)
+    weights, activations = cut.outputs * cut.unit_k * cut.bits / 8, rows * cut.unit_k * 2
+    products = cut.across * cut.rows * (cut.unit_k / 16) * COLUMN
+    unit = max(products, cut.across * DECODE, (weights + activations) * BYTE_FROM_L2, weights * WEIGHT_BYTE)
+    share = -(-tiles * units // p.blocks)  # of the block with most
+    parts = p.blocks / tiles if p.blocks % tiles == 0 else max(p.blocks // tiles, 1) + 1
+    adding = 0 if parts == 1 else ADD_PARTS + parts * cut.outputs * rows * 4 * PART_BYTE
+    return -(-p.blocks // multiprocessors) * (START + TILE * max(share / units, 1) + share * unit) + adding
+
+
+def w4_wgmma(
+    x: torch.Tensor,
+    tiles: torch.Tensor,
+    scales: torch.Tensor,
+    n: int,
+    group: int,
+    bias: Maybe = None,
+    out: Maybe = None,
+) -> torch.Tensor:
+    """Four bits."""
+    return _multiply("w4_wgmma", x, tiles, scales, n, group, bias, out)
+
+
+def w3_wgmma(
+    x: torch.Tensor,
+    tiles: torch.Tensor,
+    scales: torch.Tensor,
+    n: int,
+    group: int,
+    bias: Maybe = None,
+    out: Maybe = None,
+) -> torch.Tensor:
+    """Three bits."""
+    return _multiply("w3_wgmma", x, tiles, scales, n, group, bias, out)
+
+
+def _multiply(
+    name: str,
+    x: torch.Tensor,
+    tiles: torch.Tensor,
+    scales: torch.Tensor,
+    n: int,
+    group: int,
+    bias: Maybe,
+    out: Maybe,
+) -> torch.Tensor:
+    require(x.is_cuda, f"{name}: x is on {x.device}, must be on a CUDA device")
+    found, needed = torch.cuda.get_device_capability(x.device), TILED[name].capability
+    require(
+        found == needed,
+        f"{name}: {x.device} has compute capability {found[0]}.{found[1]}, must be {needed[0]}.{needed[1]}, whose tensor cores "
+        f"it is made for; there is {name[:2]}_mma_block for others",
+    )
+    return multiply(name, plan, x, tiles, scales, n, group, bias, out)

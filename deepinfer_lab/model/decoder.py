@@ -109,7 +109,8 @@ class Decoder:
         x = self._embed(step.token_ids)
         normed = ops.norm(x, self._blocks[0].input_norm, eps)
         for layer, block in enumerate(self._blocks):
-            x, normed = ops.add_norm(x, self._attention(layer, block, normed, on_step), block.post_norm, eps)
+            attended = block.o(self._attend(layer, block, block.qkv(normed), on_step))
+            x, normed = ops.add_norm(x, attended, block.post_norm, eps)
             delta = block.down(ops.silu_mul(block.gate_up(normed)))
             if layer + 1 < len(self._blocks):
                 x, normed = ops.add_norm(x, delta, self._blocks[layer + 1].input_norm, eps)
@@ -121,19 +122,19 @@ class Decoder:
     def pass_block(self, block: Block, x: torch.Tensor, step: StepInput, kv: KVPool) -> torch.Tensor:
         """One block by itself: hidden states x [T, hidden] -> [T, hidden]. K and V go to the pool's first layer."""
         ops, eps = self._ops, self.config.rms_norm_eps
-        attended = self._attention(0, block, ops.norm(x, block.input_norm, eps), ops.step(step, kv, self._rope))
+        qkv = block.qkv(ops.norm(x, block.input_norm, eps))
+        attended = block.o(self._attend(0, block, qkv, ops.step(step, kv, self._rope)))
         x, normed = ops.add_norm(x, attended, block.post_norm, eps)
         return x + block.down(ops.silu_mul(block.gate_up(normed)))
 
-    def _attention(self, layer: int, block: Block, x: torch.Tensor, on_step: StepOps) -> torch.Tensor:
+    def _attend(self, layer: int, block: Block, qkv: torch.Tensor, on_step: StepOps) -> torch.Tensor:
+        """[T, q_size + 2 * kv_size] -> [T, q_size]."""
         config = self.config
-        heads = block.qkv(x).view(x.shape[0], -1, config.head_dim)
-        qk, v = heads.split((config.num_heads + config.num_kv_heads, config.num_kv_heads), dim=1)
+        heads = qkv.view(qkv.shape[0], -1, config.head_dim)
         if block.q_norm is not None:
-            q, k = qk.split((config.num_heads, config.num_kv_heads), dim=1)
-            qk = torch.cat((self._normed(q, block.q_norm), self._normed(k, block.k_norm)), dim=1)
-        q = on_step.rotate_and_write(layer, qk, v)
-        return block.o(on_step.attend(layer, q))
+            q, k, v = heads.split((config.num_heads, config.num_kv_heads, config.num_kv_heads), dim=1)
+            heads = torch.cat((self._normed(q, block.q_norm), self._normed(k, block.k_norm), v), dim=1)
+        return on_step.attend(layer, heads)
 
     def _normed(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return rms_norm(x, weight.shape, weight, self.config.rms_norm_eps)

@@ -87,7 +87,7 @@ def test_a_row_does_not_depend_on_its_batch_with_fixed_splits():
     spans = [Span([1], 100, [0, 3, 5, 7, 9, 11, 1]), Span([2], 5, [2])]
     q = torch.randn(2, 4, 64, device=device).half()
     rope, ops = made._rope, CudaOps(fixed_split=64)
-    together = ops.step(StepInput.build(spans, 16, device), pool, rope).attend(0, q)
+    together = ops.step(StepInput.build(spans, 16, device), pool, rope)._attention(0, q)
     for i, span in enumerate(spans):
-        alone = ops.step(StepInput.build([span], 16, device), pool, rope).attend(0, q[i : i + 1].contiguous())
+        alone = ops.step(StepInput.build([span], 16, device), pool, rope)._attention(0, q[i : i + 1].contiguous())
         assert torch.equal(alone[0], together[i])

@@ -13,7 +13,7 @@ from deepinfer_lab.errors import KernelError
 from deepinfer_lab.kernels import dependent_launch
 from deepinfer_lab.kernels.catalogue import ADD_PARTIALS, KERNELS, Kernel
 from deepinfer_lab.kernels.check import Operands
-from deepinfer_lab.kernels.compiler import arch_for, compile_kernel
+from deepinfer_lab.kernels.compiler import arch_for, compile_all, compile_kernel
 from deepinfer_lab.kernels.counters import counters
 from deepinfer_lab.kernels.ops_catalogue import MIN_CAPABILITY, OPS, Op
 
@@ -78,13 +78,17 @@ def preload(device: torch.device | str = "cuda") -> None:
     """Compile and load every kernel, so that no later call does: before capturing CUDA graphs, or before timing."""
     index = torch.device(device).index
     kernels = loader(torch.cuda.current_device() if index is None else index)
+    capability = torch.cuda.get_device_capability(kernels.device)
+    ops = OPS if capability >= MIN_CAPABILITY else ()
+    arch = arch_for(capability)
+    compile_all((name, arch) for name in (*KERNELS, *ops))  # loading then finds them in the cache
     for kernel in KERNELS.values():
         kernels.function(kernel.name)
         if kernel.split_k:
             kernels.function(kernel.name, ADD_PARTIALS)
-    if torch.cuda.get_device_capability(kernels.device) >= MIN_CAPABILITY:
-        for name in OPS:
-            kernels.function(name)
+    for name in ops:
+        kernels.function(name)
+    if ops:
         counters(kernels.device).reserve()
 
 

@@ -24,6 +24,7 @@ from deepinfer_lab.model.attention import (
 from deepinfer_lab.model.config import ModelConfig
 from deepinfer_lab.model.rope import Rope, rotate
 from deepinfer_lab.model.step_input import StepInput
+from deepinfer_lab.quant.interleave import interleaved_rows
 
 # Queries of one launch where splits are fixed. They bound its workspace: 64 MiB with 16 heads of 128 at a context of 8,192.
 FIXED_SPLIT_QUERIES = 256
@@ -51,8 +52,8 @@ class Ops(Protocol):
         """x + delta, and its RMSNorm."""
         ...
 
-    def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
-        """silu(gate) * up for gate beside up: [T, 2 * I] -> [T, I]."""
+    def silu_mul(self, gate_up: torch.Tensor, interleaved: bool) -> torch.Tensor:
+        """silu(gate) * up: [T, 2 * I] -> [T, I], for gate beside up or `quant.interleave.interleaved`."""
         ...
 
     def step(self, step: StepInput, kv: KVPool, rope: Rope) -> StepOps: ...
@@ -70,7 +71,9 @@ class TorchOps:
         total = x + delta
         return total, self.norm(total, weight, eps)
 
-    def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
+    def silu_mul(self, gate_up: torch.Tensor, interleaved: bool) -> torch.Tensor:
+        if interleaved:
+            gate_up = gate_up[:, interleaved_rows(gate_up.shape[1]).argsort().to(gate_up.device)]
         gate, up = gate_up.chunk(2, dim=-1)
         return silu(gate) * up
 
@@ -111,8 +114,8 @@ class CudaOps:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         return elementwise.add_rms_norm(x, delta, weight, eps)
 
-    def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
-        return elementwise.silu_mul(gate_up)
+    def silu_mul(self, gate_up: torch.Tensor, interleaved: bool) -> torch.Tensor:
+        return elementwise.silu_mul(gate_up, interleaved=interleaved)
 
     def step(self, step: StepInput, kv: KVPool, rope: Rope) -> StepOps:
         return CudaStep(step, kv, rope, self._fixed_split)

@@ -158,16 +158,14 @@ def launch_op(
     grid: tuple[int, ...],
     tensors: Sequence[torch.Tensor | None],
     *numbers: int | np.number,
-    threads: int | None = None,
     shared: int = 0,
 ) -> None:
     """Enqueue a kernel of `ops_catalogue`: pointers first (null for None), then numbers, int32 unless of another NumPy type.
 
-    The first tensor says on which device. threads: of a block, None for the catalogue's number. shared: bytes of shared memory
-    beyond what the kernel declares.
+    The first tensor says on which device. shared: bytes of shared memory beyond what the kernel declares.
     """
     function = loader(tensors[0].device.index).function(op.name)
-    _enqueue(function, grid, threads or op.threads, tensors, numbers, shared=shared, dependent=op.dependent)
+    _enqueue(function, grid, op.threads, tensors, numbers, shared=shared, dependent=op.dependent)
 
 
 def launch_split_k(kernel: Kernel, operands: Operands) -> torch.Tensor:

@@ -23,33 +23,20 @@ import torch
 
 from deepinfer_lab.kernels.catalogue import GROUPS, MAX_GRID_Y, TILED
 from deepinfer_lab.kernels.check import MAX_INT
-from deepinfer_lab.kernels.loader import RESERVED_SHARED, launch_op, max_shared, multiprocessors
+from deepinfer_lab.kernels.loader import launch_op, multiprocessors
 from deepinfer_lab.kernels.ops_catalogue import MMA_ROWS, OPS
 from deepinfer_lab.kernels.ops_check import expect, require
 
 Maybe = torch.Tensor | None
 UNIT_N, UNIT_K = 16, 128
-# Warps of `cuda/mma_ring.cuh` that a multiprocessor holds at once, by activation rows of a block: registers limit them.
-RING_WARPS = {8: 32, 16: 16, 32: 12}
-RING_STAGES = {4: 4, 3: 5}  # units on their way to a warp, by bits: nearly as many bytes
-
-
-@dataclass(frozen=True)
-class Card:
-    """What a launch depends on: the number of multiprocessors, and bytes of shared memory that a block of each may have."""
-
-    multiprocessors: int
-    shared: int
 
 
 @dataclass(frozen=True)
 class Plan:
-    """One launch: its `Op`'s name, blocks along M and along N, warps of a block, bytes of shared memory it asks for."""
+    """One launch: its `Op`'s name, blocks along M and along N."""
 
     op: str
     grid: tuple[int, int]
-    warps: int
-    shared: int = 0
 
 
 def w4_mma_small(
@@ -83,45 +70,16 @@ def unit_bytes(bits: int) -> int:
     return UNIT_N * UNIT_K * bits // 8
 
 
-def plan(bits: int, m: int, n: int, k: int, group: int, card: Card) -> Plan:
-    """The launch for a product: through rings in shared memory where the activations fit there beside them."""
-    return ring_plan(bits, m, n, k, group, card) or register_plan(bits, m, n, card)
-
-
-def register_plan(bits: int, m: int, n: int, card: Card) -> Plan:
-    """`cuda/mma_small.cuh`: blocks of 16 outputs where each finds a multiprocessor to itself, otherwise of 32, which read the
-    activations half as often. For 32 rows that would take more registers than there are."""
-    rows, count = _rows(m), -(-n // UNIT_N)
-    pair = count > card.multiprocessors and rows < 32
-    return Plan(f"w{bits}_mma_{rows}" + "_pair" * pair, (-(-m // rows), -(-count // (1 + pair))), 16)
-
-
-def ring_plan(bits: int, m: int, n: int, k: int, group: int, card: Card) -> Plan | None:
-    """`cuda/mma_ring.cuh`: as many warps to a multiprocessor as fit it and find work, in small blocks rather than large ones.
-    Blocks that stay for several outputs give each warp two units of them at least: adding up takes as long as half a unit.
-
-    Returns:
-        None where fewer warps fit than half of what registers allow, as activations take the shared memory.
+def plan(bits: int, m: int, n: int, multiprocessors: int) -> Plan:
+    """The launch for a product. Of `cuda/mma_small.cuh`, what an H200 found fastest: blocks of 16 outputs and 16 warps where
+    each finds a multiprocessor to itself; for up to twice as many outputs, pairs, which read the activations half as often;
+    beyond that 8 warps, so that some blocks read while others add up. 32 rows in pairs would take too many registers.
     """
-    rows, count, units = _rows(m), -(-n // UNIT_N), -(-k // UNIT_K)
-    op, best, most = OPS[f"w{bits}_mma_ring_{rows}"], None, RING_WARPS[rows] // 2 - 1
-    for warps in range(4, op.threads // 32 + 1, 4):
-        shared = ring_shared(bits, min(m, rows), rows, k, group, warps)
-        fit = min((card.shared + RESERVED_SHARED) // (shared + RESERVED_SHARED), RING_WARPS[rows] // warps)
-        blocks = min(count, card.multiprocessors * fit)
-        if blocks < count and warps > max(units // 2, 4):
-            continue
-        resident = min(fit, -(-count // card.multiprocessors)) * warps
-        if resident > most:
-            best, most = Plan(op.name, (-(-m // rows), blocks), warps, shared), resident
-    return best
-
-
-def ring_shared(bits: int, filled: int, rows: int, k: int, group: int, warps: int) -> int:
-    """Bytes of shared memory of a block: activations of `filled` rows, the warps' rings, and their sums of `rows` rows."""
-    units = -(-k // UNIT_K)
-    ring = RING_STAGES[bits] * (unit_bytes(bits) + 128 * UNIT_K // group)
-    return filled * (units * UNIT_K * 2 + 64) + warps * (ring + 64 * rows)
+    rows, count = _rows(m), -(-n // UNIT_N)
+    form, columns = "", 1
+    if count > multiprocessors:
+        form, columns = ("_pair", 2) if count <= 2 * multiprocessors and rows < 32 else ("_many", 1)
+    return Plan(f"w{bits}_mma_{rows}{form}", (-(-m // rows), -(-count // columns)))
 
 
 def run(
@@ -130,8 +88,7 @@ def run(
     """Launch, without a look at the operands."""
     (m, k), n = x.shape, out.shape[1]
     # Blocks that read the same weights follow one another: the second finds them in the L2.
-    tensors = (x, tiles, scales, bias, out)
-    launch_op(OPS[chosen.op], chosen.grid, tensors, m, n, k, group, threads=32 * chosen.warps, shared=chosen.shared)
+    launch_op(OPS[chosen.op], chosen.grid, (x, tiles, scales, bias, out), m, n, k, group)
 
 
 def _rows(m: int) -> int:
@@ -172,7 +129,5 @@ def _multiply(
         x = x.clone()
     out = torch.empty(m, n, dtype=torch.float16, device=x.device) if out is None else out
     expect(name, "out", out, torch.float16, (m, n), x.device)
-    device = x.device.index
-    card = Card(multiprocessors(device), max_shared(device))
-    run(plan(bits, m, n, k, group, card), x, tiles, scales, bias, out, group)
+    run(plan(bits, m, n, multiprocessors(x.device.index)), x, tiles, scales, bias, out, group)
     return out

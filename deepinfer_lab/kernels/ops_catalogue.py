@@ -19,7 +19,7 @@ class Op:
     """One kernel, in `cuda/<name>.cu`.
 
     Attributes:
-        name: of the kernel and of its source. threads: in a block, or the most that a launch may ask for.
+        name: of the kernel and of its source. threads: in a block.
         summary: what it does, in a few words.
         shared: a launch gives it more shared memory than it declares.
         dependent: it awaits the kernels before it by itself, so that it may be launched while they run.
@@ -50,28 +50,25 @@ def _decode_ops() -> tuple[Op, ...]:
 
 
 def _mma_ops() -> tuple[Op, ...]:
-    return (
-        *(
-            Op(
-                f"w{bits}_mma_{kind}",
-                512,
-                f"rows (up to {kind.split('_')[0]}) times {bits}-bit weights in tiles",
-                dependent=True,
-            )
-            for bits in (4, 3)
-            for kind in ("8", "8_pair", "16", "16_pair", "32")
-        ),
-        *(
-            Op(
-                f"w{bits}_mma_ring_{rows}",
-                threads,
-                f"up to {rows} rows times {bits}-bit weights in tiles",
-                shared=True,
-                dependent=True,
-            )
-            for bits in (4, 3)
-            for rows, threads in zip(MMA_ROWS, (512, 512, 384), strict=True)
-        ),
+    kinds = {
+        "8": 512,
+        "8_pair": 512,
+        "8_many": 256,
+        "16": 512,
+        "16_pair": 512,
+        "16_many": 256,
+        "32": 512,
+        "32_many": 256,
+    }
+    return tuple(
+        Op(
+            f"w{bits}_mma_{kind}",
+            threads,
+            f"rows (up to {kind.split('_')[0]}) times {bits}-bit weights in tiles",
+            dependent=True,
+        )
+        for bits in (4, 3)
+        for kind, threads in kinds.items()
     )
 
 

@@ -1,6 +1,4 @@
-"""The tensor-core kernels for a few rows on weights in tiles, on a GPU: those of registers and those of rings."""
-
-from functools import partial
+"""The tensor-core kernels for a few rows on weights in tiles, on a GPU: each of them, whatever the launcher would choose."""
 
 import pytest
 import torch
@@ -9,122 +7,88 @@ from deepinfer_lab import kernels
 from deepinfer_lab.errors import KernelError
 from deepinfer_lab.kernels import mma_small
 from deepinfer_lab.kernels.dispatch import FALLBACK, Row
-from deepinfer_lab.kernels.loader import max_shared, multiprocessors
-from deepinfer_lab.kernels.mma_small import Card, Plan, register_plan, ring_plan, ring_shared
+from deepinfer_lab.kernels.mma_small import Plan
 from deepinfer_lab.quant.layout import PackedWeight
 from deepinfer_lab.quant.linear import QuantLinear
 from deepinfer_lab.quant.tiles import from_tiles, to_tiles
 
 NAMES = ("w4_mma_small", "w3_mma_small")
-EVERY_M = (1, 2, 7, 8, 9, 16, 17, 31, 32, 33, 70)
+FORMS = ("8", "8_pair", "8_many", "16", "16_pair", "16_many", "32", "32_many")
 
 
-def by_registers(bits: int, m: int, n: int, k: int, group: int, card: Card) -> Plan:
-    return register_plan(bits, m, n, card)
+def force(monkeypatch: pytest.MonkeyPatch, form: str) -> None:
+    """This kernel for any M."""
+    rows, columns = int(form.split("_")[0]), 32 if "pair" in form else 16
+    monkeypatch.setattr(
+        mma_small, "plan", lambda bits, m, n, _: Plan(f"w{bits}_mma_{form}", (-(-m // rows), -(-n // columns)))
+    )
 
 
-def by_ring(bits: int, m: int, n: int, k: int, group: int, card: Card) -> Plan:
-    """Registers where no ring fits."""
-    return ring_plan(bits, m, n, k, group, card) or register_plan(bits, m, n, card)
-
-
-def ring_of(warps: int, staying: int, bits: int, m: int, n: int, k: int, group: int, card: Card) -> Plan:
-    """So many warps a block and at most so many blocks along N."""
-    rows, count = (8 if m <= 8 else 16), -(-n // 16)
-    shared = ring_shared(bits, min(m, rows), rows, k, group, warps)
-    return Plan(f"w{bits}_mma_ring_{rows}", (-(-m // rows), min(count, staying)), warps, shared)
-
-
-@pytest.fixture(params=["registers", "ring"])
-def body(request, monkeypatch) -> str:
-    monkeypatch.setattr(mma_small, "plan", by_registers if request.param == "registers" else by_ring)
+@pytest.fixture(params=FORMS)
+def form(request, monkeypatch) -> str:
+    force(monkeypatch, request.param)
     return request.param
 
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("group", [32, 64, 128])
 @pytest.mark.parametrize("bias", [False, True])
-def test_sweep_over_odd_sizes(problem, body, name, group, bias):
-    for m in EVERY_M:
-        for n in (1, 2, 15, 16, 17, 129, 333):
-            for k in (group, 3 * group, 9 * group, 2048 + group):
+def test_sweep_over_odd_sizes(problem, form, name, group, bias):
+    rows = int(form.split("_")[0])
+    for m in (1, rows - 1, rows, rows + 1, 70):
+        for n in (1, 16, 17, 333):
+            for k in (group, 9 * group, 2048 + group):
                 problem(name, m, n, k, group, bias=bias).check(name)
 
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(("n", "k"), [(5632, 2048), (2048, 11008), (2560, 2048), (3584, 18944), (22016, 2048)])
-def test_the_shapes_of_real_layers(problem, body, name, n, k):
+def test_the_shapes_of_real_layers(problem, name, n, k):
     for m in (1, 3, 8, 16, 32, 64):
         problem(name, m, n, k, 128).check(name)
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("pair", [False, True])
-def test_outputs_in_pairs_or_not(problem, monkeypatch, name, pair):
-    def paired(bits: int, m: int, n: int, k: int, group: int, card: Card) -> Plan:
-        rows = 8 if m <= 8 else 16
-        op, columns = (f"w{bits}_mma_{rows}_pair", 32) if pair else (f"w{bits}_mma_{rows}", 16)
-        return Plan(op, (-(-m // rows), -(-n // columns)), 16)
-
-    monkeypatch.setattr(mma_small, "plan", paired)
-    for m in EVERY_M:
-        for n in (1, 16, 33, 64, 333):
-            for group in (32, 64, 128):
-                problem(name, m, n, 4096 + group, group).check(name)
+def test_more_units_than_are_on_their_way(problem, form, name):
+    for m, n in ((1, 1), (8, 33), (17, 333)):
+        for group in (32, 64, 128):
+            problem(name, m, n, 75 * 128 + group, group).check(name)
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("warps", [4, 8, 12, 16])
-@pytest.mark.parametrize("staying", [1, 3, 100])
-def test_blocks_that_stay_for_many_outputs(problem, monkeypatch, name, warps, staying):
-    monkeypatch.setattr(mma_small, "plan", partial(ring_of, warps, staying))
-    for m, n, k, group in ((1, 1000, 256, 128), (8, 1000, 2048, 128), (5, 77, 1152, 32), (20, 333, 640, 64)):
-        problem(name, m, n, k, group).check(name)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_both_kernels_give_the_same_bits(problem, monkeypatch, name):
-    """Warps take the same units and add up in the same order."""
-    p = problem(name, 8, 333, 2048, 128, bias=True)
-    bits = p.weight.bits
-    for chosen in (Plan(f"w{bits}_mma_8", (1, 21), 16), Plan(f"w{bits}_mma_8_pair", (1, 11), 16)):
-        monkeypatch.setattr(mma_small, "plan", partial(ring_of, 16, 1000))
-        ring = p.run(name)
-        monkeypatch.setattr(mma_small, "plan", lambda *_, chosen=chosen: chosen)
-        assert torch.equal(p.run(name), ring)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_a_row_does_not_depend_on_its_batch(problem, monkeypatch, name):
-    monkeypatch.setattr(mma_small, "plan", partial(ring_of, 8, 1000))
+def test_a_row_does_not_depend_on_its_batch_nor_on_the_kernel(problem, monkeypatch, name):
+    """Of those with as many warps, which take the same units and add up in the same order."""
     p = problem(name, 40, 333, 1056, 32, bias=True)
-    together = p.run(name)
-    for size in (1, 7, 12):
-        parts = [type(p)(rows, p.weight, p.bias).run(name) for rows in p.x.split(size)]
-        assert torch.equal(torch.cat(parts), together)
+    for same in (("8", "8_pair", "16", "16_pair", "32"), ("8_many", "16_many", "32_many")):
+        results = []
+        for form in same:
+            force(monkeypatch, form)
+            for size in (1, 7, 12, 40):
+                parts = [type(p)(rows, p.weight, p.bias).run(name) for rows in p.x.split(size)]
+                results.append(torch.cat(parts))
+        assert all(torch.equal(result, results[0]) for result in results[1:])
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_twice_is_the_same_bits(problem, body, name):
+def test_twice_is_the_same_bits(problem, form, name):
     p = problem(name, 8, 2048, 2048, 128)
     first = p.run(name)
     assert all(torch.equal(p.run(name), first) for _ in range(20))
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_one_hot_activations_return_the_weights(problem, body, name):
+def test_one_hot_activations_return_the_weights(problem, form, name):
     p = problem(name, 1, 41, 160, 32)
     p.weight.scales.fill_(0.25)
     hot = torch.eye(160, device="cuda").half()
-    for m in (1, 12, 32):
-        out = torch.cat([type(p)(part, p.weight).run(name) for part in hot.split(m)])
-        assert torch.equal(out, p.weight.dequantise(torch.float16).T)
+    out = torch.cat([type(p)(part, p.weight).run(name) for part in hot.split(39)])
+    assert torch.equal(out, p.weight.dequantise(torch.float16).T)
 
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("m", [1, 9, 20])
 @pytest.mark.parametrize(("k", "group"), [(96, 32), (192, 64)])
-def test_nan_and_infinity_propagate_as_in_the_reference(problem, body, name, m, k, group):
+def test_nan_and_infinity_propagate_as_in_the_reference(problem, form, name, m, k, group):
     p = problem(name, m, 71, k, group)
     dense = p.weight.dequantise(torch.float64)
     for column, value in ((0, torch.inf), (37, -torch.inf), (k - 1, torch.nan)):
@@ -140,7 +104,7 @@ def test_nan_and_infinity_propagate_as_in_the_reference(problem, body, name, m, 
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("m", [8, 16, 33])
-def test_memory_around_the_output_is_left_alone(problem, body, name, m):
+def test_memory_around_the_output_is_left_alone(problem, form, name, m):
     p = problem(name, m, 67, 128, 64)
     buffer = torch.full((m * 67 + 4096,), 7.0, dtype=torch.float16, device="cuda")
     out = buffer[2048 : 2048 + m * 67].view(m, 67)
@@ -152,7 +116,7 @@ def test_memory_around_the_output_is_left_alone(problem, body, name, m):
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("m", [1, 16, 32])
-def test_cuda_graph_capture_and_replay(problem, body, name, m):
+def test_cuda_graph_capture_and_replay(problem, form, name, m):
     p, q = (problem(name, m, 77, 256, 64, bias=True) for _ in range(2))
     tiled, x = to_tiles(p.weight), p.x.clone()
     graph = torch.cuda.CUDAGraph()
@@ -167,7 +131,7 @@ def test_cuda_graph_capture_and_replay(problem, body, name, m):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_activations_that_are_not_dense_or_aligned(problem, body, name):
+def test_activations_that_are_not_dense_or_aligned(problem, form, name):
     p = problem(name, 5, 50, 128, 64)
     right = p.run(name)
     strided = torch.full((5, 256), torch.nan, dtype=torch.float16, device="cuda")
@@ -187,16 +151,6 @@ def test_refusals(problem):
         kernels.w4_mma_small(p.x, tiled.tiles.repeat(1, 1, 2)[..., ::2], tiled.scales, 20, 32)
     with pytest.raises(KernelError, match=r"w3_mma_small: tiles has shape"):
         kernels.w3_mma_small(p.x, tiled.tiles, tiled.scales, 20, 32)
-
-
-def test_a_block_may_have_all_the_shared_memory_that_plans_count_on(problem, monkeypatch):
-    """Activations that leave hardly a byte: the largest K that the ring still takes."""
-    card = Card(multiprocessors(0), max_shared(0))
-    k = max(k for k in range(128, 2**17, 128) if ring_plan(4, 8, 40, k, 128, card))
-    chosen = ring_plan(4, 8, 40, k, 128, card)
-    assert chosen.shared > card.shared - 8 * 256
-    monkeypatch.setattr(mma_small, "plan", lambda *_: chosen)
-    problem("w4_mma_small", 8, 40, k, 128).check("w4_mma_small")
 
 
 @pytest.mark.parametrize("name", NAMES)

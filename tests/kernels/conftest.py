@@ -100,7 +100,6 @@ class HostOps:
         grid: tuple[int, ...],
         tensors: tuple,
         *numbers: float,
-        threads: int | None = None,
         shared: int = 0,
         shuffle: int = 0,
     ) -> None:
@@ -108,7 +107,7 @@ class HostOps:
 
         shuffle: a seed of the order in which blocks run, 0 for the usual one.
         """
-        shape = *(*grid, 1)[:2], threads or op.threads
+        shape = *(*grid, 1)[:2], op.threads
         spans = [None if t is None else self._storage(t) for t in tensors]
         request = [struct.pack("8i", OP_NUMBERS[op.name], *shape, len(tensors), len(numbers), shared, shuffle)]
         for span in spans:

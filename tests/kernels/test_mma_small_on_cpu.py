@@ -7,46 +7,36 @@ from deepinfer_lab.errors import KernelError, MissingDependency
 from deepinfer_lab.kernels import TILED_LAUNCHERS, dispatch, mma_small, resources
 from deepinfer_lab.kernels.compiler import ARCHS
 from deepinfer_lab.kernels.dispatch import FALLBACK, Row
-from deepinfer_lab.kernels.mma_small import (
-    RING_WARPS,
-    Card,
-    Plan,
-    plan,
-    register_plan,
-    ring_plan,
-    w3_mma_small,
-    w4_mma_small,
-)
+from deepinfer_lab.kernels.mma_small import Plan, plan, w3_mma_small, w4_mma_small
 from deepinfer_lab.kernels.ops_catalogue import OPS
 from deepinfer_lab.quant.layout import PackedWeight, pack
 from deepinfer_lab.quant.tiles import to_tiles
 
-BODIES = ("registers", "ring")
-H200, RTX_3050 = Card(132, 227 * 1024), Card(16, 99 * 1024)
-bits_and_body = pytest.mark.parametrize(("bits", "body"), [(bits, body) for bits in (4, 3) for body in BODIES])
-
-
-def stand_in(monkeypatch, launch, multiprocessors: int) -> None:
-    """The launchers, sending their work to the CPU program as if to such a card; the check for a CUDA device is left out."""
-    monkeypatch.setattr(mma_small, "launch_op", launch)
-    monkeypatch.setattr(mma_small, "expect", lambda *_, **__: None)
-    monkeypatch.setattr(mma_small, "multiprocessors", lambda _: multiprocessors)
-    monkeypatch.setattr(mma_small, "max_shared", lambda _: 2**22)  # so that rings always fit
+FORMS = ("8", "8_pair", "8_many", "16", "16_pair", "16_many", "32", "32_many")
+bits_and_form = pytest.mark.parametrize(("bits", "form"), [(bits, form) for bits in (4, 3) for form in FORMS])
+# A kernel with loops of its own in each: how many rows, outputs and warps there are is a number, the rest is one source.
+bits_and_loop = pytest.mark.parametrize(("bits", "form"), [(4, "8"), (3, "8_many"), (4, "16_pair"), (3, "32_many")])
 
 
 @pytest.fixture
 def on_host(host_ops, monkeypatch):
-    stand_in(monkeypatch, host_ops.launch, 4)
+    stand_in(monkeypatch, host_ops.launch)
 
 
-def force(monkeypatch, body: str) -> None:
-    """The one kernel or the other, whatever the launcher would take."""
-    chosen = register_plan if body == "registers" else ring_plan
+def stand_in(monkeypatch, launch) -> None:
+    """The launchers, sending their work to the CPU program; the check for a CUDA device is left out."""
+    monkeypatch.setattr(mma_small, "launch_op", launch)
+    monkeypatch.setattr(mma_small, "expect", lambda *_, **__: None)
+    monkeypatch.setattr(mma_small, "multiprocessors", lambda _: 4)
+
+
+def force(monkeypatch, form: str) -> int:
+    """This kernel, whatever the launcher would take; the number of its rows."""
+    rows, columns = int(form.split("_")[0]), 32 if "pair" in form else 16
     monkeypatch.setattr(
-        mma_small,
-        "plan",
-        lambda b, m, n, k, group, card: chosen(b, m, n, *((k, group) if body == "ring" else ()), card),
+        mma_small, "plan", lambda bits, m, n, _: Plan(f"w{bits}_mma_{form}", (-(-m // rows), -(-n // columns)))
     )
+    return rows
 
 
 def run(x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None = None) -> torch.Tensor:
@@ -65,75 +55,60 @@ def error(out: torch.Tensor, expected: torch.Tensor) -> float:
     return ((out.double() - expected).norm() / expected.norm()).item()
 
 
-@bits_and_body
-@pytest.mark.parametrize(("n", "k", "group"), [
-    (1, 32, 32), (3, 64, 64), (17, 96, 32), (16, 64, 32), (33, 128, 128), (65, 384, 64), (19, 1056, 32), (130, 640, 128),
-])  # fmt: skip
-def test_matches_reference_on_every_edge(on_host, make_weight, monkeypatch, bits, body, n, k, group):
-    force(monkeypatch, body)
-    for m in (1, 7, 8, 9, 17, 33):
+@bits_and_form
+def test_matches_reference_on_every_edge(on_host, make_weight, monkeypatch, bits, form):
+    rows = force(monkeypatch, form)
+    for m, n, k, group in (
+        (1, 1, 32, 32), (rows - 1, 17, 96, 32), (rows, 33, 128, 128), (rows + 1, 35, 192, 64),
+    ):  # fmt: skip
         weight, x = make_weight(bits, n, k, group, seed=m), activations(m, k)
         bias = activations(1, n)[0] if m % 2 else None
         expected = x.double() @ weight.dequantise(torch.float64).T + (0 if bias is None else bias.double())
         # Weights are exact: what remains is the output's rounding.
-        assert error(run(x, weight, bias), expected) < 5e-4, m
+        assert error(run(x, weight, bias), expected) < 5e-4, (m, n, k, group)
 
 
-@bits_and_body
 @pytest.mark.parametrize("group", [32, 64, 128])
-def test_more_units_than_are_on_their_way(on_host, make_weight, monkeypatch, bits, body, group):
+@bits_and_form
+def test_more_units_than_are_on_their_way(on_host, make_weight, monkeypatch, bits, form, group):
     """Each of the warps goes round its loop several times, and some once less than others."""
-    force(monkeypatch, body)
-    k = 128 * 75 + group
-    for m, n in ((2, 5), (12, 16 * 5)):
-        weight, x = make_weight(bits, n, k, group), activations(m, k)
-        assert error(run(x, weight), x.double() @ weight.dequantise(torch.float64).T) < 5e-4
+    force(monkeypatch, form)
+    depth = 5 if form in ("8", "16") else 3
+    k = 128 * (16 * depth - 5) + group if "many" not in form else 128 * (8 * depth - 3) + group
+    weight, x = make_weight(bits, 5, k, group), activations(2, k)
+    assert error(run(x, weight), x.double() @ weight.dequantise(torch.float64).T) < 5e-4
 
 
-@pytest.mark.parametrize("bits", [4, 3])
-@pytest.mark.parametrize("warps", [4, 8, 12, 16])
-def test_blocks_that_stay_for_many_outputs(host_ops, make_weight, monkeypatch, bits, warps):
-    """Rings run on from one 16 outputs to the next, whether a warp has several units of each, one, or none."""
-    stand_in(monkeypatch, host_ops.launch, 1)
-    for k, n, blocks in ((1152, 16 * 7 + 3, 2), (640, 16 * 5, 1), (256, 16 * 9, 4)):
-        weight, x = make_weight(bits, n, k, 128), activations(2, k)
-        shared = mma_small.ring_shared(bits, 2, 8, k, 128, warps)
-        chosen = Plan(f"w{bits}_mma_ring_8", (1, blocks), warps, shared)
-        monkeypatch.setattr(mma_small, "plan", lambda *_, chosen=chosen: chosen)
-        assert error(run(x, weight), x.double() @ weight.dequantise(torch.float64).T) < 5e-4
-
-
-@bits_and_body
-@pytest.mark.parametrize("m", [8, 16, 32])
-def test_every_value_in_every_place(on_host, monkeypatch, bits, body, m):
+@bits_and_loop
+def test_every_value_in_every_place(on_host, monkeypatch, bits, form):
     """One-hot activations and power-of-two scales return the weight itself, bit for bit."""
-    force(monkeypatch, body)
-    k = 160
+    rows, k = force(monkeypatch, form), 160
     values = torch.arange(2**bits, dtype=torch.int8) - 2 ** (bits - 1)
     q = torch.stack([values.roll(row).repeat(k // 2**bits) for row in range(35)])
     weight = PackedWeight(bits, 32, 35, k, pack(q, bits), torch.full((35, k // 32), 0.25).half())
     weight.scales[:, 1::2] = -2.0
     hot = torch.eye(k).half()
-    out = torch.cat([run(rows, weight) for rows in hot.split(m)])
+    out = torch.cat([run(part, weight) for part in hot.split(2 * rows)])
     assert torch.equal(out, weight.dequantise(torch.float16).T)
 
 
-@bits_and_body
-def test_a_row_does_not_depend_on_its_batch(on_host, make_weight, monkeypatch, bits, body):
-    """While the number of warps is the same, as it is here."""
-    force(monkeypatch, body)
-    weight, x = make_weight(bits, 37, 1056, 32), activations(40, 1056)
-    together = run(x, weight)
-    for size in (7, 12):
-        assert torch.equal(torch.cat([run(rows, weight) for rows in x.split(size)]), together)
+@pytest.mark.parametrize("bits", [4, 3])
+def test_a_row_does_not_depend_on_its_batch(on_host, make_weight, monkeypatch, bits):
+    """Nor on the kernel, among those with as many warps."""
+    weight, x = make_weight(bits, 37, 1056, 32), activations(18, 1056)
+    for same in (("8", "8_pair", "16", "16_pair", "32"), ("8_many", "16_many", "32_many")):
+        results = []
+        for form in same:
+            rows = force(monkeypatch, form)
+            results.append(torch.cat([run(part, weight) for part in x.split(min(rows, 15) - 1)]))
+        assert all(torch.equal(result, results[0]) for result in results[1:]), same
 
 
-@bits_and_body
-@pytest.mark.parametrize("m", [1, 5, 20])
+@bits_and_loop
 @pytest.mark.parametrize(("k", "group"), [(96, 32), (192, 64)])
-def test_nan_and_infinity_propagate(on_host, make_weight, monkeypatch, bits, body, m, k, group):
+def test_nan_and_infinity_propagate(on_host, make_weight, monkeypatch, bits, form, k, group):
     """Where K ends inside a unit, neither NaN nor infinity of the same row nor of the next one may leak into the padding."""
-    force(monkeypatch, body)
+    m = force(monkeypatch, form) - 3
     weight = make_weight(bits, 21, k, group)
     for column, value in ((0, torch.inf), (k // 2 + 1, -torch.inf), (k - 1, torch.nan)):
         x = activations(m, k)
@@ -146,9 +121,8 @@ def test_nan_and_infinity_propagate(on_host, make_weight, monkeypatch, bits, bod
         assert finite[:-1].all()
 
 
-@bits_and_body
-def test_sums_beyond_float16_are_no_matter_unless_the_output_is(on_host, make_weight, monkeypatch, bits, body):
-    force(monkeypatch, body)
+@pytest.mark.parametrize("bits", [4, 3])
+def test_sums_beyond_float16_are_no_matter_unless_the_output_is(on_host, make_weight, bits):
     weight = make_weight(bits, 16, 128, 128)
     x = torch.full((3, 128), 60000.0).half()
     weight.scales.fill_(2.0**-10)
@@ -161,61 +135,40 @@ def test_sums_beyond_float16_are_no_matter_unless_the_output_is(on_host, make_we
     assert torch.equal(run(x, weight)[large], expected.half()[large])
 
 
-@pytest.mark.parametrize("body", BODIES)
-def test_shared_memory_is_free_of_races(racing_host_ops, make_weight, monkeypatch, body):
-    stand_in(monkeypatch, racing_host_ops.launch, 1)
-    force(monkeypatch, body)
-    for bits, m, n in ((4, 3, 64), (3, 17, 150)):
-        weight, x = make_weight(bits, n, 192, 64), activations(m, 192)
+def test_shared_memory_is_free_of_races(racing_host_ops, make_weight, monkeypatch):
+    stand_in(monkeypatch, racing_host_ops.launch)
+    for bits, form in ((4, "8_pair"), (3, "16_many")):
+        weight, x = make_weight(bits, 35, 192, 64), activations(force(monkeypatch, form), 192)
         assert error(run(x, weight), x.double() @ weight.dequantise(torch.float64).T) < 5e-4
 
 
 @pytest.mark.parametrize("arch", ARCHS)
-def test_as_many_warps_are_resident_as_the_plans_count_on(arch):
-    names = [name for name in OPS if "_mma_" in name and "_mma_block_" not in name]
+def test_as_many_blocks_are_resident_as_the_kernels_were_measured_with(arch):
+    names = [f"w{bits}_mma_{form}" for bits in (4, 3) for form in FORMS]
     try:
         rows = resources.report(names, [arch])
     except MissingDependency as error:
         pytest.skip(str(error))
-    assert len(rows) == 16
+    wanted = {"8_many": 4, "16_many": 3, "32_many": 2}
     for row in rows:
-        held = row.occupancy.warps
-        assert held >= (RING_WARPS[int(row.kernel.split("_")[-1])] if "ring" in row.kernel else 16), row
+        assert row.occupancy.blocks >= wanted.get(row.kernel.split("_mma_")[1], 1), row
         assert row.usage.spill_stores == row.usage.spill_loads == 0, row
 
 
-def test_blocks_of_registers_take_outputs_in_pairs_only_where_they_are_many():
-    assert register_plan(4, 8, 16 * 132, H200) == Plan("w4_mma_8", (1, 132), 16)
-    assert register_plan(4, 9, 16 * 132 + 1, H200) == Plan("w4_mma_16_pair", (1, 67), 16)
-    assert register_plan(3, 33, 16 * 200, H200) == Plan("w3_mma_32", (2, 200), 16)
-
-
-@pytest.mark.parametrize("card", [H200, RTX_3050])
-@pytest.mark.parametrize("bits", [4, 3])
-def test_plans_fit_the_card(card, bits):
-    for m in (1, 2, 8, 9, 16, 32, 100):
-        for n, k in (
-            (5632, 2048),
-            (3584, 18944),
-            (22016, 2048),
-            (2048, 11008),
-            (2048, 2048),
-            (9, 32),
-            (65535 * 16, 64),
-        ):
-            for group in (32, 128):
-                chosen = plan(bits, m, n, k, group if k >= group else 32, card)
-                assert chosen.shared <= card.shared
-                assert chosen.grid[1] <= min(-(-n // 16), 65535)
-                assert 32 * chosen.warps <= OPS[chosen.op].threads
-
-
-def test_plans_for_an_h200():
-    assert plan(4, 1, 2048, 11008, 128, H200).warps == 16  # a block to a multiprocessor, and as much of it as there is
-    many = plan(4, 1, 22016, 2048, 128, H200)
-    assert (many.op, many.warps, many.grid) == ("w4_mma_ring_8", 4, (1, 132 * 8))
-    assert plan(3, 8, 3584, 18944, 128, H200) == register_plan(3, 8, 3584, H200)  # 303 KB of activations
-    assert plan(4, 8, 2048, 11008, 128, H200).op == "w4_mma_8"  # 176 KB, which leave room for 8 warps
+def test_every_plan_for_an_h200():
+    """16 warps where each block has a multiprocessor to itself, pairs of outputs up to twice as many, then 8 warps."""
+    for m, forms in (
+        (1, ("8", "8_pair", "8_many")),
+        (16, ("16", "16_pair", "16_many")),
+        (33, ("32", "32_many", "32_many")),
+    ):
+        for n, form in zip((16 * 132, 16 * 264, 16 * 264 + 1), forms, strict=True):
+            count, columns, rows = -(-n // 16), 1 + ("pair" in form), int(form.split("_")[0])
+            assert plan(4, m, n, 132) == Plan(f"w4_mma_{form}", (-(-m // rows), -(-count // columns)))
+    assert plan(3, 9, 16 * 132 + 1, 132).op == "w3_mma_16_pair"
+    assert {
+        plan(bits, m, n, count).op for bits in (4, 3) for m in (8, 9, 17) for n in (16, 32, 48) for count in (1, 3)
+    } <= {*OPS}
 
 
 TILES = {

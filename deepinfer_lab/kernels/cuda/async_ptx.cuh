@@ -2,7 +2,7 @@
 #pragma once
 #include "mma_ptx.cuh"
 
-// copy_async<16> where `from` is `valid`; elsewhere zeros, and nobody looks there.
+// copy_async where `from` is `valid`; elsewhere zeros, and nobody looks there.
 __device__ __forceinline__ void copy_async(char* to, const void* from, bool valid) {
     const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(to));
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address), "l"(from), "r"(valid ? 16 : 0) : "memory");

@@ -30,17 +30,12 @@ __device__ __forceinline__ uint2 load_once(const uint2* from) {
     return v;
 }
 
-// BYTES (4, 8 or 16, and aligned to them) from global to shared memory, without a register. Copies up to a `commit_copies` are
-// a group; `wait_copies<N>` returns when all of the thread's groups but the last N have arrived. That holds for the thread
-// alone: before others read what it has copied, __syncthreads.
-template <int BYTES>
+// 16 bytes from global to shared memory, past the L1 and without a register. Copies up to a `commit_copies` are a group;
+// `wait_copies<N>` returns when all of the thread's groups but the last N have arrived. That holds for the thread alone: before
+// others read what it has copied, __syncthreads.
 __device__ __forceinline__ void copy_async(void* to, const void* from) {
     const unsigned shared = static_cast<unsigned>(__cvta_generic_to_shared(to));
-    if constexpr (BYTES == 16) {  // past the L1
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared), "l"(from) : "memory");
-    } else {
-        asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(shared), "l"(from), "n"(BYTES) : "memory");
-    }
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared), "l"(from) : "memory");
 }
 __device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int N>

@@ -1,10 +1,9 @@
 // A few activation rows times a weight in tiles: weights are read once, straight to registers, and are in the places where
-// mma.m16n8k16 wants them after nine instructions for every eight values. Activations are read from the L2 as they are needed:
-// for those that are too many for mma_ring.cuh to hold.
+// mma.m16n8k16 wants them after nine instructions for every eight values. Activations are read from the L2 as they are needed.
 //
 // A block owns 16 * COLUMNS outputs, which share what is read of the activations. Its warps share K: warp w takes the units w,
 // w + WARPS, w + 2 WARPS, ... and their sums meet in shared memory at the end. No other block is waited for: with 16 warps a
-// block, 2,048 outputs fill an H200.
+// block, 2,048 outputs fill an H200. (Weights on their way through a ring in shared memory were never faster there.)
 #pragma once
 #include "mma_unit.cuh"
 

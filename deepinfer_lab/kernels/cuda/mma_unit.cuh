@@ -28,19 +28,6 @@ struct Unit {
         if constexpr (Unpack::BITS == 3) set_rest(load_once(reinterpret_cast<const uint2*>(lines + 32) + lane));
     }
 
-    // To shared memory, where the unit has the same order: `arrive` reads what this lane has sent. Both ends are those of its
-    // first 16 bytes.
-    static __device__ __forceinline__ void send(unsigned char* to, const unsigned char* __restrict__ from, int lane) {
-        constexpr int REST = Unpack::BITS == 4 ? 16 : 8;
-        copy_async<16>(to, from);
-        copy_async<REST>(to + 512 - (16 - REST) * lane, from + 512 - (16 - REST) * lane);
-    }
-    __device__ __forceinline__ void arrive(const unsigned char* from, int lane) {
-        set(*reinterpret_cast<const uint4*>(from));
-        if constexpr (Unpack::BITS == 4) set_rest(*reinterpret_cast<const uint4*>(from + 512));
-        if constexpr (Unpack::BITS == 3) set_rest(*reinterpret_cast<const uint2*>(from + 512 - 8 * lane));
-    }
-
     // sum += the products of a quarter. b: of each eight rows, this lane's eight activations.
     template <int TILES>
     __device__ __forceinline__ void multiply(int quarter, const uint4 (&b)[TILES], float (&sum)[TILES][4]) const {

@@ -19,11 +19,9 @@ struct Copy {
 inline std::vector<Copy> open_copies[1024];
 inline std::vector<std::vector<Copy>> copy_groups[1024];  // oldest first
 
-template <int BYTES>
 inline void copy_async(void* to, const void* from) {
-    static_assert(BYTES == 4 || BYTES == 8 || BYTES == 16);
-    if (reinterpret_cast<size_t>(to) % BYTES || reinterpret_cast<size_t>(from) % BYTES) std::abort();
-    open_copies[threadIdx.x].push_back({to, from, BYTES});
+    if (reinterpret_cast<size_t>(to) % 16 || reinterpret_cast<size_t>(from) % 16) std::abort();
+    open_copies[threadIdx.x].push_back({to, from, 16});
 }
 inline void commit_copies() {
     copy_groups[threadIdx.x].push_back(std::move(open_copies[threadIdx.x]));

@@ -19,20 +19,20 @@
 #include "merge_attention.cu"
 #include "w4_mma_8.cu"
 #include "w4_mma_8_pair.cu"
+#include "w4_mma_8_many.cu"
 #include "w4_mma_16.cu"
 #include "w4_mma_16_pair.cu"
+#include "w4_mma_16_many.cu"
 #include "w4_mma_32.cu"
+#include "w4_mma_32_many.cu"
 #include "w3_mma_8.cu"
 #include "w3_mma_8_pair.cu"
+#include "w3_mma_8_many.cu"
 #include "w3_mma_16.cu"
 #include "w3_mma_16_pair.cu"
+#include "w3_mma_16_many.cu"
 #include "w3_mma_32.cu"
-#include "w4_mma_ring_8.cu"
-#include "w4_mma_ring_16.cu"
-#include "w4_mma_ring_32.cu"
-#include "w3_mma_ring_8.cu"
-#include "w3_mma_ring_16.cu"
-#include "w3_mma_ring_32.cu"
+#include "w3_mma_32_many.cu"
 #include "w4_mma_block_64_16.cu"
 #include "w4_mma_block_192_16.cu"
 #include "w4_mma_block_64_32.cu"
@@ -67,10 +67,8 @@ int main() {
                              paged_decode_i8_64,  paged_decode_i8_80,  paged_decode_i8_96,  paged_decode_i8_128};
     constexpr int FIRST_PRODUCT = 16;
     const decltype(&w4_mma_8) products[] = {
-        w4_mma_8, w4_mma_8_pair, w4_mma_16, w4_mma_16_pair, w4_mma_32,
-        w3_mma_8, w3_mma_8_pair, w3_mma_16, w3_mma_16_pair, w3_mma_32,
-        w4_mma_ring_8, w4_mma_ring_16, w4_mma_ring_32,
-        w3_mma_ring_8, w3_mma_ring_16, w3_mma_ring_32,
+        w4_mma_8, w4_mma_8_pair, w4_mma_8_many, w4_mma_16, w4_mma_16_pair, w4_mma_16_many, w4_mma_32, w4_mma_32_many,
+        w3_mma_8, w3_mma_8_pair, w3_mma_8_many, w3_mma_16, w3_mma_16_pair, w3_mma_16_many, w3_mma_32, w3_mma_32_many,
     };
     constexpr int FIRST_BLOCK = 32;
     const decltype(&w4_mma_block_64_16) of_blocks[] = {

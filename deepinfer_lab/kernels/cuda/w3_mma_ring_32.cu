@@ -1,8 +1,0 @@
-// Up to 32 activation rows times a W3 weight in tiles, on tensor cores, through rings in shared memory; up to 12 warps share K.
-#include "mma_ring.cuh"
-
-extern "C" __global__ void __launch_bounds__(384, 1)
-w3_mma_ring_32(const half_t* x, const unsigned char* __restrict__ tiles, const unsigned* __restrict__ scales,
-               const half_t* __restrict__ bias, half_t* __restrict__ out, int m, int n, int k, int group) {
-    mma_ring<UnpackW3, 4, 5>(x, tiles, scales, bias, out, m, n, k, group);
-}

@@ -61,12 +61,10 @@ def _warm(archs: tuple[str, ...]) -> None:
 
     from deepinfer_lab.kernels import compiler
     from deepinfer_lab.kernels.ops_catalogue import COMPILED, runs_on
-    from deepinfer_lab.progress import bar
 
     if not archs:
         gpu = torch.cuda.is_available()
         archs = (compiler.arch_for(torch.cuda.get_device_capability()),) if gpu else compiler.ARCHS
     pairs = [(name, arch) for arch in archs for name, kernel in COMPILED.items() if runs_on(kernel, arch)]
-    for name, arch in bar(pairs, desc="compiling kernels", unit="kernel"):
-        compiler.compile_kernel(name, arch)
+    compiler.compile_all(pairs)
     click.echo(f"{len({name for name, _ in pairs})} kernels for {', '.join(archs)} are in {compiler.cache_folder()}")

@@ -13,6 +13,8 @@ import os
 import re
 import struct
 import tempfile
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -22,9 +24,11 @@ import platformdirs
 from deepinfer_lab.errors import KernelError, MissingDependency
 from deepinfer_lab.kernels.catalogue import headers
 from deepinfer_lab.kernels.ops_catalogue import COMPILED, runs_on
+from deepinfer_lab.progress import bar
 
 ARCHS = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_120")  # compiled in every test run
 OPTIONS = ("--std=c++17", "--ptxas-options=-v")  # -v: the log names registers, shared memory and spills
+OWN_CACHE = (12, 9)  # from this version on NVRTC keeps a cache, and says nothing about a source that it finds there
 INSTALL = "install CuPy and NVRTC for your CUDA version: pip install 'deepinfer-lab[cuda12]' or 'deepinfer-lab[cuda13]'"
 
 
@@ -69,6 +73,19 @@ def compile_kernel(name: str, arch: str) -> Binary:
     if cached is None:
         _write(stem, cubin, ptx, log)
     return Binary(name, arch, cubin, ptx, log, key)
+
+
+def compile_all(pairs: Iterable[tuple[str, str]]) -> list[Binary]:
+    """`compile_kernel` for pairs of kernel and architecture, as many at a time as there are processors, in the given order.
+
+    Raises:
+        KernelError, MissingDependency: as `compile_kernel`, for the first pair that does not compile.
+    """
+    load_nvrtc()
+    pairs = list(pairs)
+    with ThreadPoolExecutor(os.cpu_count()) as pool:  # NVRTC runs without the interpreter's lock
+        binaries = pool.map(lambda pair: compile_kernel(*pair), pairs)
+        return list(bar(binaries, total=len(pairs), desc="compiling kernels", unit="kernel"))
 
 
 def arch_for(capability: tuple[int, int]) -> str:
@@ -138,7 +155,8 @@ def _compile(
     program = nvrtc.createProgram(source.decode(), f"{name}.cu", tuple(included.values()), names)
     try:
         try:
-            nvrtc.compileProgram(program, (*OPTIONS, f"--gpu-architecture={arch}"))
+            no_cache = ("--no-cache",) if nvrtc.getVersion() >= OWN_CACHE else ()
+            nvrtc.compileProgram(program, (*OPTIONS, *no_cache, f"--gpu-architecture={arch}"))
         except nvrtc.NVRTCError as error:
             raise KernelError(f"{name} for {arch}: {error}\n{nvrtc.getProgramLog(program)}") from error
         ptx = nvrtc.getPTX(program)

@@ -13,7 +13,7 @@ from deepinfer_lab.errors import KernelError
 from deepinfer_lab.kernels import dependent_launch
 from deepinfer_lab.kernels.catalogue import ADD_PARTIALS, KERNELS, Kernel
 from deepinfer_lab.kernels.check import Operands
-from deepinfer_lab.kernels.compiler import arch_for, compile_kernel
+from deepinfer_lab.kernels.compiler import arch_for, compile_all, compile_kernel
 from deepinfer_lab.kernels.counters import counters
 from deepinfer_lab.kernels.ops_catalogue import MIN_CAPABILITY, OPS, Op, runs_on
 
@@ -78,16 +78,17 @@ def preload(device: torch.device | str = "cuda") -> None:
     """Compile and load every kernel, so that no later call does: before capturing CUDA graphs, or before timing."""
     index = torch.device(device).index
     kernels = loader(torch.cuda.current_device() if index is None else index)
+    capability = torch.cuda.get_device_capability(kernels.device)
+    arch = arch_for(capability)
+    ops = [name for name, op in OPS.items() if capability >= MIN_CAPABILITY and runs_on(op, arch)]
+    compile_all((name, arch) for name in (*KERNELS, *ops))  # loading then finds them in the cache
     for kernel in KERNELS.values():
         kernels.function(kernel.name)
         if kernel.split_k:
             kernels.function(kernel.name, ADD_PARTIALS)
-    capability = torch.cuda.get_device_capability(kernels.device)
-    if capability >= MIN_CAPABILITY:
-        arch = arch_for(capability)
-        for op in OPS.values():
-            if runs_on(op, arch):
-                kernels.function(op.name)
+    for name in ops:
+        kernels.function(name)
+    if ops:
         counters(kernels.device).reserve()
 
 

@@ -80,7 +80,6 @@ OPS = MappingProxyType(
         op.name: op
         for op in (
             *_decode_ops(),
-            Op("paged_combine", 128, "adds up the splits of paged_decode", dependent=True),
             Op("rms_norm", 256, "RMSNorm, and the residual addition before it", dependent=True),
             Op("rope_write_f16", 128, "rotary embedding; K and V into an fp16 cache", dependent=True),
             Op("rope_write_i8", 128, "rotary embedding; K and V into an int8 cache", dependent=True),

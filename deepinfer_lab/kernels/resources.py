@@ -7,9 +7,8 @@ from dataclasses import dataclass
 
 from deepinfer_lab.errors import KernelError
 from deepinfer_lab.kernels.catalogue import KERNELS
-from deepinfer_lab.kernels.compiler import ARCHS, Binary, compile_kernel
+from deepinfer_lab.kernels.compiler import ARCHS, Binary, compile_all
 from deepinfer_lab.kernels.ops_catalogue import COMPILED, runs_on
-from deepinfer_lab.progress import bar
 
 REGISTER_UNIT = 256  # registers are allocated to warps in units of this many
 WARP_UNIT = 4  # a multiprocessor's four partitions each hold whole warps
@@ -174,13 +173,13 @@ def report(kernels: Iterable[str] = tuple(KERNELS), archs: Iterable[str] = ARCHS
     """Compile every kernel for every architecture that it is for (from the cache where nothing changed); say what it costs.
 
     Raises:
-        KernelError, MissingDependency: as `compile_kernel`.
+        KernelError, MissingDependency: as `compile_all`.
     """
     rows = []
-    pairs = [(name, arch) for arch in archs for name in kernels if runs_on(COMPILED[name], arch)]
-    for name, arch in bar(pairs, desc="compiling kernels", unit="kernel"):
-        binary = compile_kernel(name, arch)
-        used = usage(binary)
+    kernels = tuple(kernels)
+    pairs = ((name, arch) for arch in archs for name in kernels if runs_on(COMPILED[name], arch))
+    for binary in compile_all(pairs):
+        name, arch, used = binary.kernel, binary.arch, usage(binary)
         threads = COMPILED[name].threads
         rows.append(
             Row(

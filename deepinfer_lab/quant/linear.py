@@ -5,7 +5,8 @@ from collections.abc import Sequence
 import torch
 from torch.nn import functional
 
-from deepinfer_lab.kernels import LAUNCHERS, TILED_LAUNCHERS, dispatch
+from deepinfer_lab.kernels import LAUNCHERS, TILED_LAUNCHERS, dispatch, mma_small
+from deepinfer_lab.kernels.mma_small import FUSED_ROWS, Norm
 from deepinfer_lab.quant.layout import PackedWeight
 from deepinfer_lab.quant.tiles import from_tiles, to_tiles
 
@@ -26,6 +27,22 @@ def _prepacked(weight: torch.Tensor) -> torch.Tensor | None:
     return ops._reorder_linear_weight(weight.contiguous(), 8)
 
 
+def residual_rows(weight: PackedWeight, table: Sequence[dispatch.Row], device: torch.device) -> frozenset[int]:
+    """Numbers of rows of x, up to `FUSED_ROWS`, that go to the kernel which can do more than multiply (`QuantLinear.fused`)."""
+    if device.type != "cuda":
+        return frozenset()
+    bits, few = weight.bits, range(1, FUSED_ROWS + 1)
+    names = {m: dispatch.choose(bits, m, table=table, n=weight.n, k=weight.k) for m in few}
+    return frozenset(m for m in few if names[m] == f"w{bits}_mma_small")
+
+
+def norm_rows(weight: PackedWeight, table: Sequence[dispatch.Row], device: torch.device) -> frozenset[int]:
+    """Those among `residual_rows` whose norm that kernel can make, too."""
+    shape = weight.n, weight.k, weight.group
+    rows = residual_rows(weight, table, device)
+    return frozenset(m for m in rows if mma_small.fuses(weight.bits, m, *shape, device))
+
+
 class DenseLinear:
     """A linear layer with a dense weight [N, K] and an optional bias [N].
 
@@ -36,6 +53,9 @@ class DenseLinear:
             with it the order of a sum, by shape; where it sees one shape only, a row's result depends neither on how many
             there are nor on its place among them. NVIDIA does not promise this: `tests/gpu/` checks it. None: all at once.
     """
+
+    residual_rows: frozenset[int] = frozenset()
+    norm_rows: frozenset[int] = frozenset()
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None, fixed_rows: int | None = None) -> None:
         self.n, self.k = weight.shape
@@ -73,6 +93,8 @@ class QuantLinear:
     On a GPU the weight is held in the forms that the table's kernels take, made once: as it is stored, in tiles, or both, which
     doubles its memory. Activations of another dtype go to `dequant_cublas`; a weight in tiles alone is unpacked each time then.
 
+    `residual_rows` are the numbers of float16 rows that `fused` takes, `norm_rows` those of them that it takes with a norm.
+
     Args:
         table: which kernel takes how many rows. The layer keeps what concerns its own bits and shape.
 
@@ -95,6 +117,8 @@ class QuantLinear:
         on_cpu = weight.packed.device.type == "cpu"
         tiled = not on_cpu and dispatch.needs_tiles(weight.bits, table)
         self._tiled = to_tiles(weight) if tiled else None
+        self.residual_rows = residual_rows(weight, table, weight.packed.device)
+        self.norm_rows = norm_rows(weight, table, weight.packed.device)
         self._stored = weight if not tiled or dispatch.needs_stored(weight.bits, table) else None
         self.nbytes = sum(held.nbytes for held in (self._stored, self._tiled) if held is not None)
         self._dense = DenseLinear(weight.dequantise(torch.float32), bias) if on_cpu else None
@@ -111,6 +135,18 @@ class QuantLinear:
         if name in TILED_LAUNCHERS:
             return TILED_LAUNCHERS[name](x, tiled.tiles, tiled.scales, tiled.n, tiled.group, self.bias)
         return LAUNCHERS[name](x, stored.packed, stored.scales, stored.group, self.bias)
+
+    def fused(
+        self, x: torch.Tensor, *, norm: Norm | None = None, residual: torch.Tensor | None = None, gated: bool = False
+    ) -> torch.Tensor:
+        """The product with x [M, K], or with its RMSNorm, and what follows, in one launch.
+
+        Args:
+            residual: [M, N], added to the result. gated: the weight is `quant.interleave.interleaved`, and silu(gate) * up
+                [M, N / 2] is the result.
+        """
+        w, launch = self._tiled, TILED_LAUNCHERS[f"w{self._bits}_mma_small"]
+        return launch(x, w.tiles, w.scales, w.n, w.group, self.bias, norm=norm, residual=residual, gated=gated)
 
 
 def dequant_cublas(x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None = None) -> torch.Tensor:

@@ -12,7 +12,6 @@
 #include "paged_decode_i8_80.cu"
 #include "paged_decode_i8_96.cu"
 #include "paged_decode_i8_128.cu"
-#include "paged_combine.cu"
 #include "rms_norm.cu"
 #include "silu_mul.cu"
 #include "rope_write_f16.cu"
@@ -72,12 +71,12 @@ int main() {
     using Decode = decltype(&paged_decode_f16_64);
     const Decode decode[] = {paged_decode_f16_64, paged_decode_f16_80, paged_decode_f16_96, paged_decode_f16_128,
                              paged_decode_i8_64,  paged_decode_i8_80,  paged_decode_i8_96,  paged_decode_i8_128};
-    constexpr int FIRST_PRODUCT = 17;
+    constexpr int FIRST_PRODUCT = 16;
     const decltype(&w4_mma_8) products[] = {
         w4_mma_8, w4_mma_8_pair, w4_mma_8_many, w4_mma_16, w4_mma_16_pair, w4_mma_16_many, w4_mma_32, w4_mma_32_many,
         w3_mma_8, w3_mma_8_pair, w3_mma_8_many, w3_mma_16, w3_mma_16_pair, w3_mma_16_many, w3_mma_32, w3_mma_32_many,
     };
-    constexpr int FIRST_BLOCK = 33;
+    constexpr int FIRST_BLOCK = 32;
     const decltype(&w4_mma_block_64_16) of_blocks[] = {
         w4_mma_block_64_16, w4_mma_block_192_16, w4_mma_block_64_32, w4_mma_block_192_32,
         w4_mma_block_64_64, w4_mma_block_192_64, w4_mma_block_64_128, w4_mma_block_192_128,
@@ -115,17 +114,16 @@ int main() {
 #endif
         launch({h[1], h[2]}, h[3], [&] {
             switch (h[0]) {
-                case 8: paged_combine(b[0], b[1], b[2], b[3], n[0], n[1], n[2], n[3]); break;
-                case 9: rms_norm(b[0], b[1], b[2], b[3], b[4], n[0], f[1]); break;
-                case 10: rope(rope_write_f16); break;
-                case 11: rope(rope_write_i8); break;
-                case 12: silu_mul(b[0], b[1], n[0]); break;
-                case 13: merge_attention(b[0], b[1], b[2], b[3], b[4], n[0], n[1], n[2], n[3]); break;
+                case 8: rms_norm(b[0], b[1], b[2], b[3], b[4], n[0], f[1]); break;
+                case 9: rope(rope_write_f16); break;
+                case 10: rope(rope_write_i8); break;
+                case 11: silu_mul(b[0], b[1], n[0]); break;
+                case 12: merge_attention(b[0], b[1], b[2], b[3], b[4], n[0], n[1], n[2], n[3]); break;
                 default:
                     if (h[0] >= FIRST_BLOCK) return blocks(of_blocks[h[0] - FIRST_BLOCK]);
                     if (h[0] >= FIRST_PRODUCT) return product(products[h[0] - FIRST_PRODUCT]);
-                    decode[h[0]](b[0], b[1], b[2], b[3], b[4], b[5], b[6], b[7], b[8], b[9], n[0], n[1], n[2],
-                                 static_cast<unsigned>(f[3]), n[4], n[5], n[6], f[7]);
+                    decode[h[0]](b[0], b[1], b[2], b[3], b[4], b[5], b[6], b[7], b[8], b[9], b[10], b[11], n[0], n[1],
+                                 n[2], n[3], static_cast<unsigned>(f[4]), n[5], n[6], n[7], f[8]);
             }
         });
         for (const Buffer& buffer : b)

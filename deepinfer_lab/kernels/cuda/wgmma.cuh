@@ -12,7 +12,7 @@
 //     block's units i, i + TEAMS, ... A unit is two steps of 64 k: the warps decode the weights of one while the products of
 //     the step before are under way. Scales are multiplied into the fragments.
 //   Three row warps read activations into registers, some steps ahead, and store them.
-//   One weight warp orders bulk copies of weights and scales. These it begins before it awaits the kernels before its own.
+//   One weight warp copies weights and scales. It begins before the kernels before its own are done, since they write neither.
 //
 // Which k stand where: lane 4g + t holds weights of k 8t .. 8t + 7 of a quarter (32 of K), where a product wants k 2t, 2t + 1,
 // 2t + 8 and 2t + 9 of 16. So the 16 pairs of activations of a quarter, 4t + i, lie transposed, at 4i + t: word i of the 16
@@ -41,7 +41,8 @@ struct GroupCut {
     static constexpr int BARRIERS = STAGES * SLOT + SUMS, SHARED = BARRIERS + 2 * STAGES * 8 + 16;
     static constexpr int ITEMS = ROWS / 8 * TEAM;                    // of four sums of a thread
     static constexpr int ROW_STEP = 4 * ROW_WARPS, LOADS = (ROWS + ROW_STEP - 1) / ROW_STEP;  // of a row thread, of half a unit
-    static_assert(2 * TILES <= 32, "a lane of the weight warp orders one copy of a unit");
+    static constexpr int FILLERS = ROW_WARPS + 1 + 32;  // arrivals at a full slot: 33 are the weight warp's
+    static_assert(TILES <= 32, "a lane of the weight warp orders one copy of a unit");
     static_assert(AHEAD % 2 == 0 && ROWS % 4 == 0, "whole units, and each half's registers are known");
     static_assert(HALF % 1024 == 0 && SLOT % 1024 == 0, "whole patterns of the swizzle");
 };
@@ -93,28 +94,40 @@ struct Block {
     __device__ __forceinline__ int first_tile(const Part& part) const { return part.tile / down * C::TILES; }
 };
 
-// The weight warp. Where the output ends inside a tile there are no weights, and what was there meets only sums that are not
-// stored.
+// The weight warp: a lane orders a bulk copy of a tile's weights, and copies pieces of scales. Where the output ends inside a
+// tile there are none, and what was there meets only sums that are not stored.
 template <class C>
 __device__ __forceinline__ void copy_weights(const Block<C>& block, const Operands& of) {
-    const int lane = threadIdx.x % 32, tile = lane % C::TILES;
-    const bool is_scales = lane >= C::TILES;
-    const int scale_bytes = 32 * (MMA_K >> of.group_shift), bytes = is_scales ? scale_bytes : C::UNIT_BYTES;
-    const int to = is_scales ? C::SCALES + tile * C::TILE_SCALES : C::WEIGHTS + tile * C::UNIT_BYTES;
+    constexpr int PIECES = (C::TILES * C::TILE_SCALES / 16 + 31) / 32;  // of 16 bytes, of a lane, where groups are smallest
+    const int lane = threadIdx.x % 32, shift = 8 - of.group_shift, scale_bytes = 16 << shift;  // of a tile's unit
     Turn<C::STAGES> turn(0);
     for (int at = block.begin; at < block.end;) {
         const Part part(at, block.end, block.units);
         const int first = block.first_tile(part), there = min(block.count - first, C::TILES);
-        const bool takes = lane < 2 * C::TILES && tile < there;
-        const size_t unit = static_cast<size_t>(first + tile) * block.units + part.begin;
-        const char* from = (is_scales ? of.scales : of.tiles) + unit * bytes;
+        const auto unit = [&](int tile) { return static_cast<size_t>(first + tile) * block.units + part.begin; };
+        const char* weights = of.tiles + unit(lane) * C::UNIT_BYTES;
+        const char* scales[PIECES];
+#pragma unroll
+        for (int i = 0; i < PIECES; ++i) {
+            const int piece = lane + 32 * i;
+            scales[i] = of.scales + unit(piece >> shift) * scale_bytes + (piece * 16 & scale_bytes - 1);
+        }
         for (int i = 0; i < part.count; ++i) {
             PhaseBarrier* const full = block.full(turn.slot);
+            char* const slot = block.slot(turn.slot);
             await(block.empty(turn.slot), turn.parity ^ 1);
-            if (lane == 0) arrive_expecting(full, there * (C::UNIT_BYTES + scale_bytes));
+            if (lane == 0) arrive_expecting(full, there * C::UNIT_BYTES);
             __syncwarp();
-            if (takes) copy_bulk(block.slot(turn.slot) + to, from, bytes, full);
-            from += bytes;
+            if (lane < there) copy_bulk(slot + C::WEIGHTS + lane * C::UNIT_BYTES, weights, C::UNIT_BYTES, full);
+            weights += C::UNIT_BYTES;
+#pragma unroll
+            for (int i = 0; i < PIECES; ++i) {
+                const int piece = lane + 32 * i, tile = piece >> shift;
+                char* const to = slot + C::SCALES + tile * C::TILE_SCALES + (piece * 16 & scale_bytes - 1);
+                if (tile < there) copy_async(to, scales[i], true);
+                scales[i] += scale_bytes;
+            }
+            arrive_with_copies(full);
             turn.advance(1);
         }
         at += part.count;
@@ -344,7 +357,7 @@ __device__ __forceinline__ void wgmma_block(const half_t* x, const char* tiles, 
     const Block<C> block(launch_patterns(), of);
     if (threadIdx.x == 0) {
         for (int slot = 0; slot < C::STAGES; ++slot) {
-            start(block.full(slot), ROW_WARPS + 1);
+            start(block.full(slot), C::FILLERS);
             start(block.empty(slot), C::TEAM / 32);
         }
         publish_barriers();

@@ -20,10 +20,11 @@ inline ucontext_t scheduler;
 inline std::function<void()> body;
 inline Barrier block_barrier, warp_barriers[32];
 inline bool progress = false;  // since the scheduler last went round
+inline unsigned steps = 0;     // that any fiber has come further
 
 inline void wait_at(Barrier& barrier) {
     const int generation = barrier.generation;
-    progress = true;
+    progress = true, ++steps;
     if (++barrier.arrived == barrier.expected) {
         barrier.arrived = 0;
         ++barrier.generation;

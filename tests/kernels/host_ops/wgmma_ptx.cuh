@@ -1,6 +1,7 @@
-// Stands in for kernels/cuda/wgmma_ptx.cuh on a CPU. Bulk copies and products happen as late as they may; there is NaN in a
-// copy's place from the moment that it is ordered, and what a product reads must not change while it is under way. Descriptors
-// and the swizzle follow the PTX ISA literally: "Matrix Descriptor Format", "Swizzling Modes".
+// Stands in for kernels/cuda/wgmma_ptx.cuh on a CPU. Bulk copies happen as late as they may, products when all other threads can
+// do nothing but wait. There is NaN in a copy's place from the moment that it is ordered, and what a product reads must not
+// change while it is under way. Descriptors and the swizzle follow the PTX ISA literally: "Matrix Descriptor Format", "Swizzling
+// Modes".
 #pragma once
 #include <map>
 
@@ -20,7 +21,7 @@ struct Phases {
     int count = 0, missing = 0;  // arrivals
     long long bytes = 0;         // expected, and not here yet
     unsigned over = 0;
-    std::vector<Copy> copies;
+    std::vector<Copy> copies, uncounted;
 
     void settle() {
         long long ordered = 0;
@@ -28,7 +29,8 @@ struct Phases {
         if (ordered > bytes) complain("a barrier expects fewer bytes than were ordered");
         if (missing > 0 || ordered < bytes) return;
         for (const Copy& copy : copies) std::memcpy(copy.to, copy.from, copy.bytes);
-        copies.clear();
+        for (const Copy& copy : uncounted) std::memcpy(copy.to, copy.from, copy.bytes);
+        copies.clear(), uncounted.clear();
         bytes = 0, missing = count, ++over;
     }
 };
@@ -38,8 +40,21 @@ inline std::mutex phases_mutex;
 inline std::condition_variable phases_change;
 inline void phases_changed() { phases_change.notify_all(); }
 inline void await_change(std::unique_lock<std::mutex>& lock) { phases_change.wait(lock); }
+inline void let_others_go_on() {}
 #else
-inline void phases_changed() { progress = true; }
+inline void phases_changed() { progress = true, ++steps; }
+inline bool others_wait[32];  // as a lane of this warp has found
+inline void let_others_go_on() {
+    bool& found = others_wait[threadIdx.x / 32];
+    for (unsigned before = steps - 1; !found && before != steps;) {
+        before = steps;
+        progress = true;
+        swapcontext(&fibers[threadIdx.x]->context, &scheduler);
+    }
+    found = true;
+    sync_warp();
+    found = false;
+}
 inline void await_change(std::unique_lock<std::mutex>& lock) {
     lock.unlock();
     swapcontext(&fibers[threadIdx.x]->context, &scheduler);
@@ -78,6 +93,16 @@ inline void copy_bulk(char* to, const char* from, int bytes, PhaseBarrier* barri
     std::memset(to, 0xFF, bytes);
     phases.at(barrier).copies.push_back({to, from, static_cast<size_t>(bytes)});
     phases_changed();
+}
+
+inline void arrive_with_copies(PhaseBarrier* barrier) {
+    {
+        const std::lock_guard lock(phases_mutex);
+        Phases& its = phases.at(barrier);
+        its.uncounted.insert(its.uncounted.end(), open_copies[threadIdx.x].begin(), open_copies[threadIdx.x].end());
+    }
+    open_copies[threadIdx.x].clear();
+    arrive(barrier);
 }
 
 inline void load_ahead(uint4& to, const char* from, bool there) {
@@ -156,6 +181,7 @@ template <int N>
 inline void await_products() {
     auto& groups = product_groups[threadIdx.x];
     const int done = std::max(static_cast<int>(groups.size()) - N, 0);
+    if (done > 0) let_others_go_on();
     sync_warp();
     for (int group = 0; group < done; ++group) {
         for (int p = 0; p < static_cast<int>(groups[group].size()); ++p) {

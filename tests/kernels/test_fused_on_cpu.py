@@ -67,7 +67,9 @@ def on_host(host_ops, monkeypatch):
     return launched
 
 
-@pytest.mark.parametrize(("bits", "qk_norm", "quantised"), [("w4-all", False, False), ("w3", False, True), ("w4", True, True)])
+@pytest.mark.parametrize(
+    ("bits", "qk_norm", "quantised"), [("w4-all", False, False), ("w3", False, True), ("w4", True, True)]
+)
 def test_fused_blocks_give_the_same_bits(on_host, bits, qk_norm, quantised):
     """Decode steps of sequences of 70 and 3 tokens, and one beside three more tokens of the other."""
     config = dataclasses.replace(CONFIG, qk_norm=qk_norm, qkv_bias=not qk_norm)

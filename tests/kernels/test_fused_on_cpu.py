@@ -50,7 +50,7 @@ class TiledLinear(QuantLinear):
 
 @pytest.fixture
 def on_host(host_ops, monkeypatch):
-    launched = []
+    launched, arrivals = [], Arrivals()
 
     def launch(op, *rest, **more):
         launched.append(op.name)
@@ -61,7 +61,7 @@ def on_host(host_ops, monkeypatch):
         monkeypatch.setattr(module, "launch_op", launch)
         monkeypatch.setattr(module, "expect", lambda *_, **__: None)
     monkeypatch.setattr(paged_attention, "_slots", lambda *_: 1000)
-    monkeypatch.setattr(paged_attention, "counters", lambda _, own=Arrivals(): own)
+    monkeypatch.setattr(paged_attention, "counters", lambda _: arrivals)
     monkeypatch.setattr(build, "QuantLinear", TiledLinear)
     monkeypatch.setattr(build, "norm_rows", lambda *_: TiledLinear.norm_rows)
     return launched

@@ -53,7 +53,8 @@ def _decode_ops() -> tuple[Op, ...]:
 
 
 def _mma_ops() -> tuple[Op, ...]:
-    kinds = {
+    """Products of a few rows, and those that make the RMSNorm of their rows first."""
+    rows = {
         "8": 512,
         "8_pair": 512,
         "8_many": 256,
@@ -65,13 +66,16 @@ def _mma_ops() -> tuple[Op, ...]:
     }
     return tuple(
         Op(
-            f"w{bits}_mma_{kind}",
+            f"w{bits}_mma_{kind}{norm}",
             threads,
-            f"rows (up to {kind.split('_')[0]}) times {bits}-bit weights in tiles",
+            f"{'norm of ' if norm else ''}rows (up to {kind.split('_')[0]}) times {bits}-bit weights in tiles",
+            shared=bool(norm),
             dependent=True,
         )
+        for norm in ("", "_norm")
         for bits in (4, 3)
-        for kind, threads in kinds.items()
+        for kind, threads in rows.items()
+        if not norm or kind.startswith("8")
     )
 
 

@@ -202,7 +202,8 @@ def _attend(
         fixed_split is None or (fixed_split > 0 and fixed_split % BLOCK_POSITIONS == 0),
         f"{NAME}: fixed_split = {fixed_split}, must be a positive multiple of {BLOCK_POSITIONS}",
     )
-    blocks = sequences * kv_heads * -(-(heads // kv_heads) // GROUP_HEADS)
+    ratio = heads // kv_heads
+    blocks = sequences * kv_heads * -(-ratio // GROUP_HEADS)
     require(
         1 <= blocks <= MAX_GRID_Y,
         f"{NAME}: {sequences} sequences need {blocks} rows of blocks, must be 1 to {MAX_GRID_Y}",
@@ -224,7 +225,7 @@ def _attend(
     reciprocal = np.uint32(-(-(2**32) // block_size))
     scale_log2 = np.float32(dim**-0.5 * math.log2(math.e))  # exp(x) is exp2(x * log2(e))
     launch_op(
-        op, (splits, blocks), tensors, rows.shape[1] * dim, heads, kv_heads, block_size, reciprocal, columns, splits, size,
+        op, (splits, blocks), tensors, rows.shape[1] * dim, ratio, kv_heads, block_size, reciprocal, columns, splits, size,
         scale_log2,
     )  # fmt: skip
     return out

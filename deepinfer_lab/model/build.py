@@ -13,7 +13,7 @@ from deepinfer_lab.model.ops import CudaOps
 from deepinfer_lab.model.source import ATTENTION_IN, ATTENTION_OUT, MLP_IN, MLP_OUT, PackedSource, WeightSource
 from deepinfer_lab.progress import bar
 from deepinfer_lab.quant import rtn
-from deepinfer_lab.quant.interleave import interleaved
+from deepinfer_lab.quant.interleave import interleave
 from deepinfer_lab.quant.layout import PackedWeight, concatenate
 from deepinfer_lab.quant.linear import DenseLinear, QuantLinear, norm_rows
 from deepinfer_lab.quant.plan import EMBEDDING, HEAD, Plan
@@ -141,7 +141,7 @@ def build_block(
             return DenseLinear(torch.cat([dense(f"{name}.weight") for name in names]), bias, fixed_rows)
         packed = concatenate([packed_weight(source, layer, bits, group) for layer in layers]).to(device)
         if names is MLP_IN and norm_rows(packed, table, device):  # `Block.interleaved`
-            packed = interleaved(packed)
+            packed = interleave(packed)
         return QuantLinear(packed, bias, table)
 
     return Block(

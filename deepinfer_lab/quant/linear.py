@@ -142,7 +142,7 @@ class QuantLinear:
         """The product with x [M, K], or with its RMSNorm, and what follows, in one launch.
 
         Args:
-            residual: [M, N], added to the result. gated: the weight is `quant.interleave.interleaved`, and silu(gate) * up
+            residual: [M, N], added to the result. gated: the weight is interleaved (`quant.interleave`), and silu(gate) * up
                 [M, N / 2] is the result.
         """
         w, launch = self._tiled, TILED_LAUNCHERS[f"w{self._bits}_mma_small"]

@@ -20,7 +20,7 @@ def force(monkeypatch: pytest.MonkeyPatch, form: str) -> None:
     """This kernel for any M."""
     rows, columns = int(form.split("_")[0]), 32 if "pair" in form else 16
     monkeypatch.setattr(
-        mma_small, "plan", lambda bits, m, n, _: Plan(f"w{bits}_mma_{form}", (-(-m // rows), -(-n // columns)))
+        mma_small, "plan", lambda bits, m, n, card: Plan(f"w{bits}_mma_{form}", (-(-m // rows), -(-n // columns)))
     )
 
 

@@ -41,6 +41,8 @@ def test_silu_mul(on_host):
     out = elementwise.silu_mul(x, torch.full((3, 1032), torch.nan).half())
     gate, up = x.float().chunk(2, dim=1)
     assert torch.allclose(out.float(), silu(gate) * up, rtol=1e-3, atol=1e-6)
+    in_turn = x.view(3, 2, -1, 8).transpose(1, 2).flatten(1).contiguous()
+    assert torch.equal(elementwise.silu_mul(in_turn, torch.full((3, 1032), torch.nan).half(), interleaved=True), out)
 
 
 @pytest.mark.parametrize(("splits", "empty"), [(1, ()), (4, (1,)), (3, (0, 1, 2))])

@@ -5,36 +5,38 @@
 // w + WARPS, w + 2 WARPS, ... and their sums meet in shared memory at the end. No other block is waited for: with 16 warps a
 // block, 2,048 outputs fill an H200. (Weights on their way through a ring in shared memory were never faster there.)
 #pragma once
-#include "mma_unit.cuh"
+#include "small_rows.cuh"
 
-// One warp's part of the sums: up to 8 * TILES activation rows, from 8 * TILES * blockIdx.x on, and the block's outputs.
-// DEPTH: units of each 16 outputs whose weights are on their way. AHEAD: quarters whose activations are.
-template <class Unpack, int TILES, int COLUMNS, int DEPTH, int AHEAD, int GROUP, int WARPS>
-__device__ __forceinline__ void mma_small_warp(const half_t* x, const unsigned char* __restrict__ tiles,
-                                               const unsigned* __restrict__ scales, float (&sum)[COLUMNS][TILES][4], int m,
-                                               int n, int k) {
+// One warp's part of the sums: up to 8 * TILES activation rows, from 8 * TILES * blockIdx.x on, and outputs from 16 * tile on.
+// DEPTH: units of each 16 outputs whose weights are on their way. AHEAD: quarters whose activations are. scratch: what
+// preparing the rows takes (small_rows.cuh), null where they are prepared.
+template <class Unpack, int TILES, int COLUMNS, int DEPTH, int AHEAD, int GROUP, int WARPS, class Rows>
+__device__ __forceinline__ void mma_small_warp(const Rows& rows, float* scratch, const unsigned char* __restrict__ tiles,
+                                               const unsigned* __restrict__ scales, float (&sum)[COLUMNS][TILES][4], int tile,
+                                               int n) {
     static_assert(MMA_K % GROUP == 0 && QUARTERS * DEPTH % AHEAD == 0, "whole groups, whole rings");
     constexpr int SCALES = MMA_K / GROUP, BYTES = Unit<Unpack>::BYTES;
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
-    const int units = (k + MMA_K - 1) / MMA_K, last = (n - 1) / MMA_N, first_row = blockIdx.x * MMA_ROWS * TILES;
+    const unsigned thread = this_thread();
+    const int lane = thread % 32, warp = thread / 32, g = lane / 4, t = lane % 4;
+    const int k = rows.k, units = (k + MMA_K - 1) / MMA_K, last = (n - 1) / MMA_N, first_row = blockIdx.x * MMA_ROWS * TILES;
     // Where the warp's next unit begins. A step from there is WARPS units.
     const unsigned char* weights_of[COLUMNS];
     const unsigned* scales_of[COLUMNS];
     const half_t* row[TILES];
 #pragma unroll
     for (int c = 0; c < COLUMNS; ++c) {  // past the end: the last outputs once more, never stored
-        const size_t unit = static_cast<size_t>(min(blockIdx.y * COLUMNS + c, last)) * units + warp;
+        const size_t unit = static_cast<size_t>(min(tile + c, last)) * units + warp;
         weights_of[c] = tiles + unit * BYTES;
         scales_of[c] = scales + unit * SCALES * MMA_ROWS + g;
     }
 #pragma unroll
     for (int i = 0; i < TILES; ++i) {  // and the last row
-        row[i] = x + static_cast<size_t>(min(first_row + MMA_ROWS * i + g, m - 1)) * k + warp * MMA_K + 8 * t;
+        row[i] = rows.row(min(first_row + MMA_ROWS * i + g, rows.m - 1)) + warp * MMA_K + 8 * t;
     }
 
     int next = warp;
     Unit<Unpack> weights[DEPTH][COLUMNS];
-    uint4 rows[AHEAD][TILES];
+    uint4 ahead[AHEAD][TILES];
     unsigned scale[DEPTH][COLUMNS][SCALES];  // of outputs g and g + 8
     // Whether K has, at this k of the unit, for the whole warp. It ends with a group, so seldom inside a unit.
     const auto ended = [&](int step, int from) {
@@ -57,13 +59,13 @@ __device__ __forceinline__ void mma_small_warp(const half_t* x, const unsigned c
         if (ended(step, from)) return;
 #pragma unroll
         for (int i = 0; i < TILES; ++i) {
-            rows[quarter % AHEAD][i] = *reinterpret_cast<const uint4*>(row[i] + step * WARPS * MMA_K + from);
+            ahead[quarter % AHEAD][i] = *reinterpret_cast<const uint4*>(row[i] + step * WARPS * MMA_K + from);
         }
     };
 
 #pragma unroll
     for (int step = 0; step < DEPTH; ++step) fetch_weights(step);
-    await_previous();  // weights are nobody's output; activations are
+    if (scratch) rows.template prepare<WARPS>(scratch);  // weights are nobody's output; activations are
 #pragma unroll
     for (int quarter = 0; quarter < AHEAD; ++quarter) fetch_rows(quarter);
     while (next < units) {
@@ -75,7 +77,7 @@ __device__ __forceinline__ void mma_small_warp(const half_t* x, const unsigned c
                 if (quarter * 32 % GROUP == 0 && ended(step, quarter * 32)) return;
                 const int counted = step * QUARTERS + quarter;
 #pragma unroll
-                for (int c = 0; c < COLUMNS; ++c) weights[step][c].multiply(quarter, rows[counted % AHEAD], part[c]);
+                for (int c = 0; c < COLUMNS; ++c) weights[step][c].multiply(quarter, ahead[counted % AHEAD], part[c]);
                 fetch_rows(counted + AHEAD);  // into registers that are free now
                 if ((quarter + 1) * 32 % GROUP == 0) {
 #pragma unroll
@@ -95,17 +97,35 @@ __device__ __forceinline__ void mma_small_warp(const half_t* x, const unsigned c
     }
 }
 
-template <class Unpack, int TILES, int COLUMNS, int DEPTH, int AHEAD, int WARPS>
-__device__ __forceinline__ void mma_small(const half_t* x, const unsigned char* __restrict__ tiles,
-                                          const unsigned* __restrict__ scales, const half_t* __restrict__ bias,
-                                          half_t* __restrict__ out, int m, int n, int k, int group) {
+// A block's outputs. Where rows are staged it stays for those 16 * COLUMNS * gridDim.y further on, too.
+template <class Unpack, int TILES, int COLUMNS, int DEPTH, int AHEAD, int GROUP, int WARPS, class Rows>
+__device__ __forceinline__ void mma_small_block(const Rows& rows, const unsigned char* __restrict__ tiles,
+                                                const unsigned* __restrict__ scales, const Output& output,
+                                                float (&partial)[COLUMNS][WARPS * 128 * TILES]) {
+    float* scratch = partial[0];
+    int tile = blockIdx.y * COLUMNS;
+    do {
+        float sum[COLUMNS][TILES][4] = {};
+        mma_small_warp<Unpack, TILES, COLUMNS, DEPTH, AHEAD, GROUP, WARPS>(rows, scratch, tiles, scales, sum, tile, output.n);
+        if (!scratch) __syncthreads();  // all have read the sums of the outputs before
+#pragma unroll
+        for (int c = 0; c < COLUMNS; ++c) add_warps<TILES, WARPS>(partial[c], sum[c], output, tile + c);
+        scratch = nullptr;
+        tile += COLUMNS * gridDim.y;
+    } while (Rows::STAGED && tile * MMA_N < output.n);
+}
+
+template <class Unpack, int TILES, int COLUMNS, int DEPTH, int AHEAD, int WARPS, class Rows>
+__device__ __forceinline__ void mma_small(const Rows& rows, const unsigned char* __restrict__ tiles,
+                                          const unsigned* __restrict__ scales, const Output& output, int group) {
     constexpr int FINE_AHEAD = AHEAD < 2 ? AHEAD : 2;  // more scales take registers, too
     __shared__ float partial[COLUMNS][WARPS * 128 * TILES];
-    float sum[COLUMNS][TILES][4] = {};
     release_next();
-    if (group == 128) mma_small_warp<Unpack, TILES, COLUMNS, DEPTH, AHEAD, 128, WARPS>(x, tiles, scales, sum, m, n, k);
-    if (group == 64) mma_small_warp<Unpack, TILES, COLUMNS, DEPTH, FINE_AHEAD, 64, WARPS>(x, tiles, scales, sum, m, n, k);
-    if (group == 32) mma_small_warp<Unpack, TILES, COLUMNS, DEPTH, FINE_AHEAD, 32, WARPS>(x, tiles, scales, sum, m, n, k);
-#pragma unroll
-    for (int c = 0; c < COLUMNS; ++c) add_warps(partial[c], sum[c], bias, out, WARPS, blockIdx.y * COLUMNS + c, m, n);
+    if (group == 128) {
+        mma_small_block<Unpack, TILES, COLUMNS, DEPTH, AHEAD, 128, WARPS>(rows, tiles, scales, output, partial);
+    } else if (group == 64) {
+        mma_small_block<Unpack, TILES, COLUMNS, DEPTH, FINE_AHEAD, 64, WARPS>(rows, tiles, scales, output, partial);
+    } else {
+        mma_small_block<Unpack, TILES, COLUMNS, DEPTH, FINE_AHEAD, 32, WARPS>(rows, tiles, scales, output, partial);
+    }
 }

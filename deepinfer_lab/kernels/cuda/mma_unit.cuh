@@ -7,10 +7,14 @@
 // Weights go in as the integers that they are and a scale meets fp32 sums, so nothing is rounded or can overflow before the
 // output.
 #pragma once
-#include "mma_ptx.cuh"
+#include "async_ptx.cuh"
+#include "silu.cuh"
 #include "unpack.cuh"
 #include "unpack_w3_mma.cuh"
 #include "unpack_w4_mma.cuh"
+
+// threadIdx.x, at which the compiler starts anew: it would keep all that follows from it in registers, through every loop.
+__device__ __forceinline__ unsigned this_thread() { return settled(threadIdx.x); }
 
 constexpr int MMA_N = 16, MMA_K = 128, MMA_ROWS = 8, QUARTERS = 4;
 
@@ -61,23 +65,54 @@ __device__ __forceinline__ void add_scaled(float (&sum)[TILES][4], float (&part)
     }
 }
 
-// out = the sums of a block's warps, added always in the same order, + bias. partial: shared, 128 * TILES floats a warp.
+// What becomes of the sums. bias: [n] or null. residual: [m, n] or null, maybe `out` itself. gated: outputs 0 .. 7 of each 16
+// are gates of 8 .. 15, and out is [m, n / 2]; no residual then.
+struct Output {
+    const half_t* bias;
+    const half_t* residual;
+    half_t* out;
+    int m, n, gated;
+};
+
+// The sums of a block's warps, added always in the same order, to the output. partial: shared, 128 * TILES floats a warp.
 // Whoever writes there again waits for all threads first.
-template <int TILES>
-__device__ __forceinline__ void add_warps(float* partial, const float (&sum)[TILES][4], const half_t* __restrict__ bias,
-                                          half_t* __restrict__ out, int warps, int tile, int m, int n) {
-    constexpr int SUMS = 128 * TILES;
-    float* const mine = partial + threadIdx.x / 32 * SUMS + threadIdx.x % 32;
+template <int TILES, int WARPS>
+__device__ __forceinline__ void add_warps(float* partial, const float (&sum)[TILES][4], const Output& o, int tile) {
+    constexpr int SUMS = 128 * TILES, THREADS = 32 * WARPS, EACH = (SUMS + THREADS - 1) / THREADS;
+    const unsigned thread = this_thread();
+    float* const mine = partial + thread / 32 * SUMS + thread % 32;
 #pragma unroll
     for (int i = 0; i < 4 * TILES; ++i) mine[i * 32] = sum[i / 4][i % 4];
+    int output[EACH], row[EACH];
+    bool inside[EACH];
+    half_t before[EACH];
+#pragma unroll
+    for (int j = 0; j < EACH; ++j) {
+        const unsigned at = thread + j * THREADS, i = at / 32, lane = at % 32;
+        output[j] = tile * MMA_N + lane / 4 + i % 4 / 2 * 8;
+        row[j] = blockIdx.x * MMA_ROWS * TILES + i / 4 * MMA_ROWS + lane % 4 * 2 + i % 2;
+        inside[j] = at < SUMS && row[j] < o.m && output[j] < o.n && !(o.gated && i % 4 / 2);
+        // Comes from the L2 while warps wait for one another.
+        before[j] = o.residual && inside[j] ? o.residual[static_cast<size_t>(row[j]) * o.n + output[j]] : half_t(0);
+    }
     __syncthreads();
-    for (int at = threadIdx.x; at < SUMS; at += 32 * warps) {
-        float total = 0.0f;
+#pragma unroll
+    for (int j = 0; j < EACH; ++j) {
+        if (!inside[j]) continue;
+        const auto added = [&](const float* from) {
+            float total = 0.0f;
 #pragma unroll 8
-        for (int warp = 0; warp < warps; ++warp) total += partial[warp * SUMS + at];
-        const int i = at / 32, lane = at % 32;
-        const int output = tile * MMA_N + lane / 4 + i % 4 / 2 * 8;
-        const int row = blockIdx.x * MMA_ROWS * TILES + i / 4 * MMA_ROWS + lane % 4 * 2 + i % 2;
-        if (row < m && output < n) out[static_cast<size_t>(row) * n + output] = finish(total, bias, output);
+            for (int warp = 0; warp < WARPS; ++warp) total += from[warp * SUMS];
+            return total;
+        };
+        const float* const sums = partial + thread + j * THREADS;
+        half_t value = finish(added(sums), o.bias, output[j]);
+        half_t* const to = o.out + static_cast<size_t>(row[j]) * (o.gated ? o.n / 2 : o.n);
+        if (o.gated) {
+            value = to_half(silu_times(value, finish(added(sums + 64), o.bias, output[j] + 8)));
+            to[tile * (MMA_N / 2) + output[j] % 8] = value;
+        } else {
+            to[output[j]] = o.residual ? to_half(to_float(before[j]) + to_float(value)) : value;
+        }
     }
 }

@@ -37,10 +37,10 @@ __device__ __forceinline__ float sum_over_g(float x) {
 // What blockIdx.y stands for: `count` query heads of a sequence, from `head` on, that share one KV head.
 struct Share {
     int sequence, kv_head, head, count;
-    __device__ __forceinline__ Share(int row, int heads, int kv_heads) {
-        const int ratio = heads / kv_heads, groups = (ratio + HEADS - 1) / HEADS, group = row % groups;
+    __device__ __forceinline__ Share(unsigned row, unsigned ratio, unsigned kv_heads) {
+        const unsigned groups = (ratio + HEADS - 1) / HEADS, first = row % groups * HEADS;
         sequence = row / groups / kv_heads, kv_head = row / groups % kv_heads;
-        head = kv_head * ratio + group * HEADS, count = min(HEADS, ratio - group * HEADS);
+        head = kv_head * ratio + first, count = min(HEADS, ratio - first);
     }
 };
 
@@ -93,7 +93,7 @@ __device__ __forceinline__ void combine(const float* partial, half_t* __restrict
 // q: of each sequence, `row_stride` values after another's: heads * D values. With cos and sin, [positions, D / 2], they are to
 // be rotated, and kv_heads rows of D for K (to be rotated) and as many for V follow them, to be written to the last position.
 // k, v: [slots, kv_heads, D]. k_scales, v_scales: [slots, kv_heads] for int8.
-// Grid: (splits, sequences * kv_heads * groups), where groups = ceil(heads / kv_heads / 8).
+// Grid: (splits, sequences * kv_heads * groups), where ratio = heads / kv_heads, and groups = ceil(ratio / 8).
 // out: [sequences, heads, D]. Sequences that have several splits also take partial, [sequences, heads, splits, D + STATS], each
 // split's sum of exp2(score - max) * v and STATS; and a counter for each blockIdx.y, zero before and after.
 template <int D, int SIZE>
@@ -101,7 +101,7 @@ __device__ __forceinline__ void paged_decode(const half_t* q, const half_t* __re
                                              unsigned char* k, unsigned char* v, unsigned char* k_scales,
                                              unsigned char* v_scales, const long long* block_table, const long long* seq_lens,
                                              half_t* __restrict__ out, float* __restrict__ partial,
-                                             unsigned* __restrict__ arrived, int row_stride, int heads, int kv_heads,
+                                             unsigned* __restrict__ arrived, int row_stride, int ratio, int kv_heads,
                                              int block_size, unsigned reciprocal, int columns, int splits, int split_size,
                                              float scale_log2) {
     using S = Spread<D, SIZE>;
@@ -112,7 +112,7 @@ __device__ __forceinline__ void paged_decode(const half_t* q, const half_t* __re
     __shared__ bool last;
     take_turn();
     const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
-    const Share share(blockIdx.y, heads, kv_heads);
+    const Share share(blockIdx.y, ratio, kv_heads);
     const int sequence = share.sequence, kv_head = share.kv_head;
     const int length = static_cast<int>(seq_lens[sequence]), begin = blockIdx.x * split_size;
     if (begin >= length && blockIdx.x > 0) return;  // nobody will read this split
@@ -127,7 +127,7 @@ __device__ __forceinline__ void paged_decode(const half_t* q, const half_t* __re
         const size_t angles = static_cast<size_t>(max(length - 1, 0)) * (D / 2);
         HeadRow<(D + 63) / 64> query[HEADS / WARPS], written;
         const bool is_v = warp % 2, writes = cos && end == length && length > 0 && warp < 2;
-        if (writes) written.load(rows + (heads + (is_v ? kv_heads : 0) + kv_head) * D, D);
+        if (writes) written.load(rows + ((ratio + is_v) * kv_heads + kv_head) * D, D);
 #pragma unroll
         for (int i = 0; i < HEADS / WARPS; ++i) {
             const int head = warp + i * WARPS;
@@ -218,8 +218,8 @@ __device__ __forceinline__ void paged_decode(const half_t* q, const half_t* __re
     }
 
     // The four warps' results become one. Whose they are is found out again: in the loop, registers are scarce.
-    const Share mine(settled(blockIdx.y), settled(heads), kv_heads);
-    const size_t first_row = static_cast<unsigned>(mine.sequence * heads + mine.head);
+    const Share mine(settled(blockIdx.y), ratio, kv_heads);
+    const size_t first_row = static_cast<unsigned>(mine.sequence * ratio * kv_heads + mine.head);
     const int found = static_cast<int>(seq_lens[mine.sequence]);
     const int used = max(1, min(splits, (found + split_size - 1) / split_size));
 #pragma unroll
@@ -275,9 +275,9 @@ __device__ __forceinline__ void paged_decode(const half_t* q, const half_t* __re
     extern "C" __global__ void __launch_bounds__(WARPS * 32, AT_LEAST(BLOCKS))                                           \
         NAME(const half_t* q, const half_t* cos, const half_t* sin, unsigned char* k, unsigned char* v,                  \
              unsigned char* k_scales, unsigned char* v_scales, const long long* block_table, const long long* seq_lens,  \
-             half_t* out, float* partial, unsigned* arrived, int row_stride, int heads, int kv_heads, int block_size,    \
+             half_t* out, float* partial, unsigned* arrived, int row_stride, int ratio, int kv_heads, int block_size,    \
              unsigned reciprocal, int columns, int splits, int split_size, float scale_log2) {                           \
         paged_decode<D, SIZE>(q, cos, sin, k, v, k_scales, v_scales, block_table, seq_lens, out, partial, arrived,       \
-                              row_stride, heads, kv_heads, block_size, reciprocal, columns, splits, split_size,          \
+                              row_stride, ratio, kv_heads, block_size, reciprocal, columns, splits, split_size,          \
                               scale_log2);                                                                               \
     }

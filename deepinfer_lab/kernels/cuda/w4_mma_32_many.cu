@@ -3,6 +3,6 @@
 
 extern "C" __global__ void __launch_bounds__(256, 2)
 w4_mma_32_many(const half_t* x, const unsigned char* __restrict__ tiles, const unsigned* __restrict__ scales,
-               const half_t* __restrict__ bias, half_t* __restrict__ out, int m, int n, int k, int group) {
-    mma_small<UnpackW4, 4, 1, 2, 2, 8>(x, tiles, scales, bias, out, m, n, k, group);
+               const half_t* bias, const half_t* residual, half_t* out, int m, int n, int k, int group, int gated) {
+    mma_small<UnpackW4, 4, 1, 2, 2, 8>(StoredRows{x, m, k}, tiles, scales, {bias, residual, out, m, n, gated}, group);
 }

@@ -25,6 +25,9 @@
 #include "w4_mma_16_many.cu"
 #include "w4_mma_32.cu"
 #include "w4_mma_32_many.cu"
+#include "w4_mma_8_norm.cu"
+#include "w4_mma_8_pair_norm.cu"
+#include "w4_mma_8_many_norm.cu"
 #include "w3_mma_8.cu"
 #include "w3_mma_8_pair.cu"
 #include "w3_mma_8_many.cu"
@@ -33,6 +36,9 @@
 #include "w3_mma_16_many.cu"
 #include "w3_mma_32.cu"
 #include "w3_mma_32_many.cu"
+#include "w3_mma_8_norm.cu"
+#include "w3_mma_8_pair_norm.cu"
+#include "w3_mma_8_many_norm.cu"
 #include "w4_mma_block_64_16.cu"
 #include "w4_mma_block_192_16.cu"
 #include "w4_mma_block_64_32.cu"
@@ -76,7 +82,11 @@ int main() {
         w4_mma_8, w4_mma_8_pair, w4_mma_8_many, w4_mma_16, w4_mma_16_pair, w4_mma_16_many, w4_mma_32, w4_mma_32_many,
         w3_mma_8, w3_mma_8_pair, w3_mma_8_many, w3_mma_16, w3_mma_16_pair, w3_mma_16_many, w3_mma_32, w3_mma_32_many,
     };
-    constexpr int FIRST_BLOCK = 32;
+    constexpr int FIRST_NORMED = 32;
+    const decltype(&w4_mma_8_norm) normed[] = {
+        w4_mma_8_norm, w4_mma_8_pair_norm, w4_mma_8_many_norm, w3_mma_8_norm, w3_mma_8_pair_norm, w3_mma_8_many_norm,
+    };
+    constexpr int FIRST_BLOCK = 38;
     const decltype(&w4_mma_block_64_16) of_blocks[] = {
         w4_mma_block_64_16, w4_mma_block_192_16, w4_mma_block_64_32, w4_mma_block_192_32,
         w4_mma_block_64_64, w4_mma_block_192_64, w4_mma_block_64_128, w4_mma_block_192_128,
@@ -104,7 +114,7 @@ int main() {
         shared_bytes = std::make_unique<char[]>(h[6]);
         std::memset(shared_bytes.get(), 0xFF, h[6]);  // NaN
         const auto product = [&](auto kernel) {
-            kernel(b[0], b[1], b[2], b[3], b[4], n[0], n[1], n[2], n[3]);
+            kernel(b[0], b[1], b[2], b[3], b[4], b[5], n[0], n[1], n[2], n[3], n[4]);
         };
         const auto blocks = [&](auto kernel) {
             kernel(b[0], b[1], b[2], b[3], b[4], b[5], b[6], n[0], n[1], n[2], n[3]);
@@ -117,10 +127,14 @@ int main() {
                 case 8: rms_norm(b[0], b[1], b[2], b[3], b[4], n[0], f[1]); break;
                 case 9: rope(rope_write_f16); break;
                 case 10: rope(rope_write_i8); break;
-                case 11: silu_mul(b[0], b[1], n[0]); break;
+                case 11: silu_mul(b[0], b[1], n[0], n[1]); break;
                 case 12: merge_attention(b[0], b[1], b[2], b[3], b[4], n[0], n[1], n[2], n[3]); break;
                 default:
                     if (h[0] >= FIRST_BLOCK) return blocks(of_blocks[h[0] - FIRST_BLOCK]);
+                    if (h[0] >= FIRST_NORMED) {
+                        return normed[h[0] - FIRST_NORMED](b[0], b[1], b[2], b[3], b[4], b[5], b[6], n[0], n[1], n[2], n[3],
+                                                           n[4], f[5]);
+                    }
                     if (h[0] >= FIRST_PRODUCT) return product(products[h[0] - FIRST_PRODUCT]);
                     decode[h[0]](b[0], b[1], b[2], b[3], b[4], b[5], b[6], b[7], b[8], b[9], b[10], b[11], n[0], n[1],
                                  n[2], n[3], static_cast<unsigned>(f[4]), n[5], n[6], n[7], f[8]);

@@ -78,20 +78,26 @@ def test_matches_reference_on_every_edge(on_host, make_weight, name, n, k, group
 def test_rings_go_round_and_several_blocks_add_up(on_host, arrivals, make_weight, monkeypatch, name):
     """More units than slots, and any number of blocks in any order: fewer than tiles, several a tile, ends amid tiles."""
     cut = BY_NAME[name]
-    m, n, k = 5, cut.outputs + 16, cut.unit_k * (cut.teams * cut.stages + 1) + 32
+    slots = cut.teams * cut.stages
+    m, n, k = (
+        5,
+        cut.outputs + 1,
+        cut.unit_k * (slots + slots // 2 + 1) + 32,
+    )  # a third of two tiles is more than the slots
     weight, x = make_weight(cut.bits, n, k, 32), activations(m, k)
     bias = activations(1, n)[0]
     units = 2 * units_of(cut, k)
-    counts = (1, 3, units // 2 + 1) if (cut.outputs, cut.rows) == (64, 16) else (3,)
+    thorough = (cut.outputs, cut.rows) == (64, 16)
+    counts, orders = ((1, 3, units // 2 + 1), (0, 1)) if thorough else ((3,), (1,))
     for blocks in counts:
         outs = []
-        for shuffle in (0, blocks):
+        for shuffle in orders:
             monkeypatch.setattr(mma_block, "launch_op", partial(on_host.launch, shuffle=shuffle))
             outs.append(run(cut, blocks, x, weight, bias))
         assert error(outs[0], x, weight, bias) < 6e-4, blocks
-        assert torch.equal(*outs), "the order in which blocks arrive must not matter"
+        assert all(torch.equal(out, outs[0]) for out in outs), "the order in which blocks arrive must not matter"
     assert all((zeros == 0).all() for zeros in arrivals.taken)
-    assert [len(zeros) for zeros in arrivals.taken] == [2] * 2 * len(counts)
+    assert [len(zeros) for zeros in arrivals.taken] == [2] * len(orders) * len(counts)
 
 
 @pytest.mark.parametrize(("parts", "group"), [(1, 32), (2, 64), (3, 128), (5, 32), (7, 64), (8, 128)])
@@ -193,7 +199,7 @@ def test_no_spills_and_as_many_blocks_as_the_plan_counts_on(arch):
             assert blocks >= (cut.resident if arch == "sm_90" else 1), row
 
 
-@pytest.mark.parametrize("m", [1, 9, 16, 17, 33, 64, 65, 128, 129, 300])
+@pytest.mark.parametrize("m", [1, 16, 33, 64, 129, 300])
 @pytest.mark.parametrize(("n", "k"), [(1, 32), (2560, 2048), (22016, 2048), (2048, 11008), (3584, 18944), (2**20, 64)])
 @pytest.mark.parametrize("card", [H200, (16, 99 * 1024), (1, 99 * 1024)])
 @pytest.mark.parametrize("bits", [3, 4])

@@ -1,5 +1,5 @@
-// out[row, i] = silu(gate) * up with one rounding. x has gate [columns] beside up, or with `interleaved` eight of either in turn
-// (quant/interleave.py). A thread takes eight. Grid: (rows, columns / 2048 rounded up).
+// out[row, i] = silu(gate) * up with one rounding. x has gate [columns] beside up, or where `interleaved` eight of either in
+// turn (quant/interleave.py). A thread takes eight. Grid: (rows, columns / 2048 rounded up).
 #include "silu.cuh"
 
 __device__ __forceinline__ unsigned silu_times(unsigned gate, unsigned up) {

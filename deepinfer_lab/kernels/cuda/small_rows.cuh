@@ -12,8 +12,8 @@ struct StoredRows {
     __device__ __forceinline__ const half_t* row(int i) const { return x + static_cast<size_t>(i) * k; }
     template <int WARPS>
     __device__ __forceinline__ void prepare(float*) const {
-        // Never true, which the compiler cannot know: it would move the wait before the loads of weights, as they have nothing to
-        // do with each other, but not across a way out.
+        // Never true, which the compiler cannot know. Weights have nothing to do with the wait, so it would load them after it,
+        // but does not after a way out.
         if (settled(m) < 1) __trap();
         await_previous();
     }
@@ -37,7 +37,8 @@ struct NormedRows {
     __device__ __forceinline__ void prepare(float* sums) const {
         constexpr int TEAMS = WARPS / NORM_WARPS, EACH = MMA_ROWS / TEAMS;  // a team takes every TEAMS-th row
         const unsigned thread = this_thread();
-        const int lane = thread % 32, warp = thread / 32 % NORM_WARPS, first = thread % NORM_TEAM * 8, team = thread / NORM_TEAM;
+        const int lane = thread % 32, warp = thread / 32 % NORM_WARPS;
+        const int first = thread % NORM_TEAM * 8, team = thread / NORM_TEAM;
 #pragma unroll 1
         for (int i = thread * 8; i < k; i += 32 * WARPS * 8) copy_async(row(m) + i, weight + i);
         await_previous();

@@ -77,15 +77,15 @@ def run(
     is recorded as such, the notebook that needs it fails and says so, the others run, and the exit status is 1.
 
     \b
-    A sweep is a file such as sweeps/policies.yml:
+    A sweep is a file, such as this grid.yml:
       experiment: serve_real_model
       grid:                                  # every combination is a cell
         policy: [serial, mixed]
         chunk_tokens: [32, 128]
       leave_out:                             # but these, where there is such a line
         - {policy: mixed, chunk_tokens: 32}
-      $ deepinfer-lab run --sweep sweeps/policies.yml --list
-      $ deepinfer-lab run --sweep sweeps/policies.yml --dask local
+      $ deepinfer-lab run --sweep grid.yml --list
+      $ deepinfer-lab run --sweep grid.yml --dask local
 
     Each cell's record goes to build/sweeps/NAME/. A cell that has one, by the same code and environment, is kept. One that
     fails is tried again, then written down as failed, the others run, and the exit status is 1.

@@ -1,9 +1,9 @@
 """A sweep: one record for each cell of a grid, in `build/sweeps/<name>/`.
 
-Who writes is this process alone, once for each cell, when the cell's answer has come: `<cell>.json`, whole or not at all, or
-`<cell>.failed.json` after the last attempt. Where cells are measured elsewhere, a worker that dies, or that is taken for dead and
-answers late, costs its cell a second measurement; but Dask gives one answer for each cell that it was given, so that there is
-never a second record, and none is missing.
+This process alone writes, once for each cell, when the cell's answer has come: `<cell>.json`, whole or not at all, or
+`<cell>.failed.json` after the last attempt. Where cells are measured elsewhere, a worker that dies, or is taken for dead and
+answers late, costs its cell a second measurement. But Dask gives one answer for each cell that it was given: no record is
+missing, and none is there twice. That two processes sweep one grid at the same time is not prevented; the later record stays.
 """
 
 import json
@@ -105,7 +105,8 @@ def run(
     retries: int = RETRIES,
     told: Callable[[Outcome], object] = lambda _: None,
 ) -> list[Outcome]:
-    """Measure the cells that are not done, those that failed before last. A failure does not keep the others from being measured.
+    """Measure the cells that are not done; last of all those that failed before. A failure does not keep others from being
+    measured.
 
     Args:
         limit_s: seconds for each cell, after which its record ends as TIMEOUT.

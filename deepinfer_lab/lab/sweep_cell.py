@@ -94,7 +94,7 @@ def attempt(job: Job, worker: str = "here", partial: Path | None = None) -> Atte
         ClusterError: this process runs another package than the sweep, or lacks the GPU that the experiment needs.
     """
     if job.source != SOURCE:
-        raise ClusterError(f"worker {worker} runs other sources of deepinfer-lab ({SOURCE[:12]}, not {job.source[:12]})")
+        raise ClusterError(f"worker {worker} runs other sources of this package ({SOURCE[:12]}, not {job.source[:12]})")
     if not (job.experiment.runs_on_cpu or torch.cuda.is_available()):
         raise ClusterError(f"worker {worker} has no CUDA GPU, which experiment {job.experiment.name!r} needs")
     started = time.monotonic()
@@ -130,7 +130,7 @@ class Here:
                 yield job, answer
                 continue
             yield job, replace(answer, again=False)
-            raise ClusterError(f"cell {job.cell} ended this process's use of the GPU; the same command goes on without it")
+            raise ClusterError(f"cell {job.cell} lost this process its GPU; the same command goes on with the others")
 
 
 def _gpu_lost() -> bool:

@@ -20,6 +20,7 @@ from deepinfer_lab.lab import provenance
 from deepinfer_lab.lab.sweep_cell import Attempt, Job, Machine, attempt, machine
 
 try:
+    import dask
     import distributed
 except ImportError as error:
     raise MissingDependency(f"--dask needs dask.distributed ({error}): pip install 'deepinfer-lab[cluster]'") from error
@@ -38,8 +39,8 @@ def workers(address: str, count: int | None, cells: int) -> Iterator["Workers"]:
     """Workers while the block lasts.
 
     Args:
-        address: of a scheduler, such as tcp://10.0.0.1:8786; or "local": processes on this machine, one for each GPU, or without
-            a GPU one for each core.
+        address: of a scheduler, such as tcp://10.0.0.1:8786; or "local": processes on this machine, one for each GPU, or
+            without a GPU one for each core.
         count: of local processes; on a machine with GPUs at most as many as there are.
         cells: more processes than that are not started.
 
@@ -49,7 +50,9 @@ def workers(address: str, count: int | None, cells: int) -> Iterator["Workers"]:
     """
     if address != LOCAL:
         if count is not None:
-            raise SettingError(f"--workers {count}: allowed with --dask local only; at {address} are the workers that joined it")
+            raise SettingError(
+                f"--workers {count}: allowed with --dask local only; {address} has the workers that joined it"
+            )
         with _client(address) as client:
             yield Workers(client)
         return
@@ -65,9 +68,12 @@ def workers(address: str, count: int | None, cells: int) -> Iterator["Workers"]:
         "cls": distributed.Scheduler,
         "options": {"host": HERE, "dashboard": False, "dashboard_address": f"{HERE}:0", "allowed_failures": DEATHS},
     }
-    cluster = distributed.SpecCluster(workers=spec, scheduler=scheduler, silence_logs=LOGGED)
-    with cluster, _client(cluster) as client:
-        client.wait_for_workers(len(spec), timeout=10 * JOIN_S)
+    # Each nanny starts its worker anew, however long that takes; by default the cluster drops one that is away for 15 s.
+    with (
+        dask.config.set({"distributed.deploy.lost-worker-timeout": "1 day"}),
+        distributed.SpecCluster(workers=spec, scheduler=scheduler, silence_logs=LOGGED) as cluster,
+        _client(cluster) as client,
+    ):
         yield Workers(client)
 
 
@@ -192,6 +198,7 @@ def _answer(future: distributed.Future) -> Attempt:
     except ClusterError:
         raise
     except distributed.KilledWorker as error:
-        return Attempt(error.last_worker.address, 0.0, None, f"ended {error.allowed_failures + 1} workers", str(error), again=False)
+        line = f"ended {error.allowed_failures + 1} workers"
+        return Attempt(error.last_worker.address, 0.0, None, line, str(error), again=False)
     except Exception as error:
         return Attempt("-", 0.0, None, f"{type(error).__name__}: {error}")

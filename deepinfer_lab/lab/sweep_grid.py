@@ -6,6 +6,8 @@
       concurrency: [1, 16]
     leave_out:                            # may be missing
       - {policy: mixed, concurrency: 1}
+
+A parameter that is itself a list has lists for values: [[1, 8]] is one.
 """
 
 import hashlib
@@ -73,7 +75,9 @@ def read(path: Path) -> Grid:
     combinations = [dict(zip(lists, values, strict=True)) for values in itertools.product(*lists.values())]
     left_out = content.get("leave_out") or []
     if not isinstance(left_out, list) or not all(isinstance(each, dict) and each for each in left_out):
-        raise SettingError(f"{path}: leave_out {left_out!r}: a list of combinations, such as - {{{next(iter(lists))}: ...}}")
+        raise SettingError(
+            f"{path}: leave_out {left_out!r}: not a list of parameters with values, such as [{{seed: 0}}]"
+        )
     for each in left_out:
         if not any(_matches(combination, each) for combination in combinations):
             raise SettingError(f"{path}: leave_out {each!r} matches no combination of the grid")

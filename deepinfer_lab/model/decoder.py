@@ -11,7 +11,7 @@ from deepinfer_lab.kernels.mma_small import Norm
 from deepinfer_lab.kv.pool import KVPool, KVShape
 from deepinfer_lab.model.config import ModelConfig
 from deepinfer_lab.model.embedding import DenseEmbedding, PackedEmbedding
-from deepinfer_lab.model.fused_block import fused_block, fused_rows
+from deepinfer_lab.model.fused_block import fused_block, fused_rows, normed_product
 from deepinfer_lab.model.ops import CudaOps, Ops, StepOps, TorchOps, ops_for
 from deepinfer_lab.model.rope import Rope
 from deepinfer_lab.model.step_input import StepInput
@@ -37,7 +37,7 @@ class Block:
     @property
     def interleaved(self) -> bool:
         """Whether gate_up's outputs are (`quant.interleave`), instead of gate's before up's: where it may ever be fused."""
-        return bool(self.gate_up.norm_rows)
+        return bool(self.gate_up.fused_rows)
 
 
 class Decoder:
@@ -143,8 +143,8 @@ class Decoder:
     def _fused_logits(self, x: torch.Tensor) -> torch.Tensor:
         """What the last block makes [L, hidden] -> [L, vocab]."""
         head, eps = self._lm_head, self.config.rms_norm_eps
-        if len(x) in head.norm_rows:
-            return head.fused(x, norm=Norm(self._norm, eps)).float()
+        if len(x) in head.fused_rows:
+            return normed_product(head, x, Norm(self._norm, eps)).float()
         return head(self._ops.norm(x, self._norm, eps)).float()
 
     def _attend(self, layer: int, block: Block, on_step: StepOps, qkv: torch.Tensor) -> torch.Tensor:

@@ -6,10 +6,11 @@ import torch
 from torch.nn import functional
 
 from deepinfer_lab.kernels import LAUNCHERS, TILED_LAUNCHERS, dispatch, mma_small
-from deepinfer_lab.kernels.mma_small import FUSED_ROWS, Norm
+from deepinfer_lab.kernels.mma_small import MMA_ROWS, Norm
 from deepinfer_lab.quant.layout import PackedWeight
 from deepinfer_lab.quant.tiles import from_tiles, to_tiles
 
+NORM_PAYS = 2  # rows up to which a product that makes its norm itself was faster on an H200 than a launch for each
 DEQUANT_ROWS = 4096  # rows of a weight that `dequant_cublas` holds densely at a time
 
 
@@ -27,20 +28,20 @@ def _prepacked(weight: torch.Tensor) -> torch.Tensor | None:
     return ops._reorder_linear_weight(weight.contiguous(), 8)
 
 
-def residual_rows(weight: PackedWeight, table: Sequence[dispatch.Row], device: torch.device) -> frozenset[int]:
-    """Numbers of rows of x, up to `FUSED_ROWS`, that go to the kernel which can do more than multiply (`QuantLinear.fused`)."""
+def fused_rows(weight: PackedWeight, table: Sequence[dispatch.Row], device: torch.device) -> frozenset[int]:
+    """Numbers of rows of x that go to the kernel which can do more than multiply (`QuantLinear.fused`)."""
     if device.type != "cuda":
         return frozenset()
-    bits, few = weight.bits, range(1, FUSED_ROWS + 1)
+    bits, few = weight.bits, range(1, MMA_ROWS[-1] + 1)
     names = {m: dispatch.choose(bits, m, table=table, n=weight.n, k=weight.k) for m in few}
     return frozenset(m for m in few if names[m] == f"w{bits}_mma_small")
 
 
 def norm_rows(weight: PackedWeight, table: Sequence[dispatch.Row], device: torch.device) -> frozenset[int]:
-    """Those among `residual_rows` whose norm that kernel can make, too."""
+    """Those among `fused_rows` whose norm that kernel shall make, too."""
     shape = weight.n, weight.k, weight.group
-    rows = residual_rows(weight, table, device)
-    return frozenset(m for m in rows if mma_small.fuses(weight.bits, m, *shape, device))
+    rows = fused_rows(weight, table, device)
+    return frozenset(m for m in rows if m <= NORM_PAYS and mma_small.fuses(weight.bits, m, *shape, device))
 
 
 class DenseLinear:
@@ -54,7 +55,7 @@ class DenseLinear:
             there are nor on its place among them. NVIDIA does not promise this: `tests/gpu/` checks it. None: all at once.
     """
 
-    residual_rows: frozenset[int] = frozenset()
+    fused_rows: frozenset[int] = frozenset()
     norm_rows: frozenset[int] = frozenset()
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None, fixed_rows: int | None = None) -> None:
@@ -93,7 +94,7 @@ class QuantLinear:
     On a GPU the weight is held in the forms that the table's kernels take, made once: as it is stored, in tiles, or both, which
     doubles its memory. Activations of another dtype go to `dequant_cublas`; a weight in tiles alone is unpacked each time then.
 
-    `residual_rows` are the numbers of float16 rows that `fused` takes, `norm_rows` those of them that it takes with a norm.
+    `fused_rows` are the numbers of float16 rows that `fused` takes, `norm_rows` those of them that it takes with a norm.
 
     Args:
         table: which kernel takes how many rows. The layer keeps what concerns its own bits and shape.
@@ -117,7 +118,7 @@ class QuantLinear:
         on_cpu = weight.packed.device.type == "cpu"
         tiled = not on_cpu and dispatch.needs_tiles(weight.bits, table)
         self._tiled = to_tiles(weight) if tiled else None
-        self.residual_rows = residual_rows(weight, table, weight.packed.device)
+        self.fused_rows = fused_rows(weight, table, weight.packed.device)
         self.norm_rows = norm_rows(weight, table, weight.packed.device)
         self._stored = weight if not tiled or dispatch.needs_stored(weight.bits, table) else None
         self.nbytes = sum(held.nbytes for held in (self._stored, self._tiled) if held is not None)

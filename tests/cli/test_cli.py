@@ -187,6 +187,8 @@ def test_warming_compiles_every_kernel_once(tmp_path, monkeypatch):
     monkeypatch.setenv("DEEPINFER_CACHE", str(tmp_path))
     monkeypatch.setattr(compiler, "compile_kernel", lambda *pair: compiled.append(pair))
     said = run("kernels", "--warm", "--arch", "sm_86", "--arch", "sm_90").output
-    expected = [(name, arch) for arch in ("sm_86", "sm_90") for name, kernel in COMPILED.items() if runs_on(kernel, arch)]
+    expected = [
+        (name, arch) for arch in ("sm_86", "sm_90") for name, kernel in COMPILED.items() if runs_on(kernel, arch)
+    ]
     assert sorted(compiled) == sorted(expected)
     assert f"{len(COMPILED)} kernels for sm_86, sm_90 are in {tmp_path}" in said

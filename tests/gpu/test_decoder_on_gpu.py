@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from deepinfer_lab.kernels.dispatch import Row
-from deepinfer_lab.kernels.mma_small import FUSED_ROWS
 from deepinfer_lab.kv.pool import KVPool
 from deepinfer_lab.model.build import build_decoder
 from deepinfer_lab.model.config import ModelConfig
@@ -143,7 +142,7 @@ def decode_steps(rows: int, context: int) -> list[StepInput]:
 @pytest.mark.parametrize("bits", ["w4-all", "w3"])  # with a packed head, and without
 @pytest.mark.parametrize("name", FUSED)
 @pytest.mark.parametrize("quantised", [False, True], ids=["f16", "i8"])
-@pytest.mark.parametrize(("rows", "context"), [(1, 13), (3, 430), (FUSED_ROWS, 200)])  # one split, and several
+@pytest.mark.parametrize(("rows", "context"), [(1, 13), (2, 430), (3, 430), (8, 200), (32, 40)])
 def test_fused_blocks_give_the_same_bits(name, bits, quantised, rows, context):
     device = torch.device("cuda", torch.cuda.current_device())
     source = Uneven(FUSED[name], "random")

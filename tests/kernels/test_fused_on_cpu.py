@@ -37,7 +37,7 @@ class Uneven(SyntheticSource):
 class TiledLinear(QuantLinear):
     """In tiles on the CPU, as it would be on a GPU."""
 
-    residual_rows = norm_rows = frozenset(range(1, 9))
+    fused_rows, norm_rows = frozenset(range(1, 9)), frozenset((1, 2))
 
     def __init__(self, weight, bias=None, table=()):
         self.n, self.k, self.bias = weight.n, weight.k, bias
@@ -63,7 +63,7 @@ def on_host(host_ops, monkeypatch):
     monkeypatch.setattr(paged_attention, "_slots", lambda *_: 1000)
     monkeypatch.setattr(paged_attention, "counters", lambda _: arrivals)
     monkeypatch.setattr(build, "QuantLinear", TiledLinear)
-    monkeypatch.setattr(build, "norm_rows", lambda *_: TiledLinear.norm_rows)
+    monkeypatch.setattr(build, "fused_rows", lambda *_: TiledLinear.fused_rows)
     return launched
 
 

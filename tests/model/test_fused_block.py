@@ -14,7 +14,8 @@ from deepinfer_lab.model.fused_block import fused_rows
 from deepinfer_lab.model.step_input import Span, StepInput
 from deepinfer_lab.model.synthetic import SHAPES, SyntheticSource
 from deepinfer_lab.quant import linear
-from deepinfer_lab.quant.linear import norm_rows, residual_rows
+from deepinfer_lab.quant.linear import NORM_PAYS, norm_rows
+from deepinfer_lab.quant.linear import fused_rows as rows_of
 from deepinfer_lab.quant.plan import plan_named
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
@@ -30,21 +31,23 @@ def test_rows_that_the_table_sends_to_the_kernel_that_can(monkeypatch):
         Row(4, 3, None, "w4_mma_small"),
         Row(4, 4, 4, "w4_mma_block", 512, 256),
     )
-    assert residual_rows(WEIGHT, table, CUDA) == {3, 5, 6, 7, 8}
-    assert norm_rows(WEIGHT, table, CUDA) == {3, 5}
-    assert residual_rows(WEIGHT, table, CPU) == norm_rows(WEIGHT, table, CPU) == frozenset()
-    assert residual_rows(WEIGHT, ARTICLE, CUDA) == frozenset()
+    assert rows_of(WEIGHT, table, CUDA) == {3, *range(5, 33)}
+    assert norm_rows(WEIGHT, table, CUDA) == frozenset()
+    table = (Row(4, 1, 1, "w4_gemv"), Row(4, 2, None, "w4_mma_small"))
+    assert norm_rows(WEIGHT, table, CUDA) == {2} == {NORM_PAYS}
+    assert rows_of(WEIGHT, table, CPU) == norm_rows(WEIGHT, table, CPU) == frozenset()
+    assert rows_of(WEIGHT, ARTICLE, CUDA) == frozenset()
 
 
 def test_a_model_is_fused_where_all_of_its_layers_are():
     def layer(*rows: int) -> SimpleNamespace:
-        return SimpleNamespace(norm_rows=frozenset(rows), residual_rows=frozenset((*rows, 7)))
+        return SimpleNamespace(fused_rows=frozenset(rows))
 
     def block(qkv, o, gate_up, down) -> SimpleNamespace:
         return SimpleNamespace(qkv=qkv, o=o, gate_up=gate_up, down=down)
 
     whole = block(layer(1, 2, 7), layer(1, 2), layer(1, 2, 7), layer(1, 2))
-    assert fused_rows([whole]) == {1, 2, 7}
+    assert fused_rows([whole]) == {1, 2}
     assert fused_rows([whole, block(layer(1), layer(1, 2), layer(1, 2), layer(1, 2))]) == {1}
     assert fused_rows([whole, block(layer(2), layer(1, 2), layer(1), layer(1, 2))]) == frozenset()
     assert fused_rows([]) == frozenset()
@@ -65,5 +68,5 @@ def test_interleaved_gate_and_up_give_the_same_logits(monkeypatch, bits):
     expected = logits()
     interleaved = True
     for module in (build, linear):
-        monkeypatch.setattr(module, "norm_rows", lambda *_: frozenset({1}))
+        monkeypatch.setattr(module, "fused_rows", lambda *_: frozenset({1}))
     assert torch.allclose(logits(), expected, rtol=1e-5, atol=1e-5)

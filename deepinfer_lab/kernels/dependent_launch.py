@@ -56,7 +56,7 @@ def available(capability: tuple[int, int]) -> bool:
 def launch(
     function: int, grid: tuple[int, ...], threads: int, shared: int, stream: int, arguments: Sequence[np.number]
 ) -> None:
-    """Enqueue a kernel that awaits those before it by itself (`await_previous` in cuda/ptx.cuh).
+    """Enqueue a kernel that awaits those before it by itself (`await_previous` in cuda/dependent.cuh).
 
     Args:
         function, stream: CUfunction and CUstream, of the current context. shared: bytes of shared memory beyond what the

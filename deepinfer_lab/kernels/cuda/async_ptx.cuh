@@ -1,6 +1,7 @@
 // PTX of kernels whose warps copy ahead into shared memory (sm_80 and later), and share a result among blocks.
 #pragma once
 #include "mma_ptx.cuh"
+#include "dependent.cuh"
 
 // copy_async where `from` is `valid`; elsewhere zeros, and nobody looks there.
 __device__ __forceinline__ void copy_async(char* to, const void* from, bool valid) {

@@ -1,6 +1,7 @@
 // out = x / sqrt(mean(x^2) + eps) * weight. Grid: (rows). `columns` is a multiple of 8. With delta, x + delta takes the place
 // of x and is kept in `sum`. Arithmetic in fp32; x + delta is rounded to fp16 before it is squared, as what is kept is.
 #include "norm.cuh"
+#include "dependent.cuh"
 
 __device__ __forceinline__ unsigned add_pair(unsigned a, unsigned b) {
     return half_pair(low_half(a) + low_half(b), high_half(a) + high_half(b));

@@ -2,6 +2,7 @@
 // heads first, then K's, then V's. Grid: (tokens, (heads + 2 * kv_heads) / 4 rounded up).
 #pragma once
 #include "rope.cuh"
+#include "dependent.cuh"
 
 constexpr int ROPE_THREADS = 128, MAX_PAIRS = 4;  // so dims <= 256
 

@@ -1,6 +1,7 @@
 // out[row, i] = silu(gate) * up with one rounding. x has gate [columns] beside up, or where `interleaved` eight of either in
 // turn (quant/interleave.py). A thread takes eight. Grid: (rows, columns / 2048 rounded up).
 #include "silu.cuh"
+#include "dependent.cuh"
 
 __device__ __forceinline__ unsigned silu_times(unsigned gate, unsigned up) {
     return half_pair(silu_times(static_cast<half_t>(gate), static_cast<half_t>(up)),

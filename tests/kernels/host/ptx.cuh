@@ -27,7 +27,3 @@ inline half_t to_half(float f) {  // to nearest even
 }
 
 inline unsigned mask_set(unsigned bits, unsigned mask, unsigned set) { return (bits & mask) | set; }
-
-inline void release_next() {}
-inline void await_previous() {}
-inline void take_turn() {}

@@ -5,6 +5,7 @@
 #include <mutex>
 
 #include "mma_ptx.cuh"
+#include "dependent.cuh"
 
 struct alignas(16) float4 { float x, y, z, w; };
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from deepinfer_lab.errors import KernelError
-from deepinfer_lab.kernels.catalogue import PRODUCTS, TILED, DequantiseProduct, Kernel, MmaProduct
+from deepinfer_lab.kernels.catalogue import KERNELS, PRODUCTS, TILED, DequantiseProduct, Kernel, MmaProduct
 
 FALLBACK = "dequant_cublas"  # dequantise with torch, then F.linear: `quant/linear.py`
 SCHEMA_VERSION = 2  # version 1 had no rows that name a shape
@@ -197,8 +197,8 @@ def needs_tiles(bits: int, table: Sequence[Row]) -> bool:
 
 
 def needs_stored(bits: int, table: Sequence[Row]) -> bool:
-    """Whether some M of weights of so many bits goes to a kernel that takes them as they are stored."""
-    return any(row.bits == bits and row.kernel not in TILED for row in table)
+    """Whether some M of weights of so many bits goes to a kernel that takes them only as they are stored."""
+    return any(row.bits == bits and row.kernel in (*KERNELS, FALLBACK) for row in table)
 
 
 def _product(name: str) -> Kernel | DequantiseProduct | MmaProduct:

@@ -114,6 +114,8 @@ OPS = MappingProxyType(
                 )
                 for cut in WGMMA_CUTS
             ),
+            Op("w4_dequantise_tiles", 256, "4-bit weights in tiles to dense fp16"),
+            Op("w3_dequantise_tiles", 256, "3-bit weights in tiles to dense fp16"),
         )
     }
 )

@@ -6,6 +6,7 @@ import torch
 from torch.nn import functional
 
 from deepinfer_lab.kernels import LAUNCHERS, TILED_LAUNCHERS, dispatch, mma_small
+from deepinfer_lab.kernels.dequantise_tiles import dequantise_tiles_cublas
 from deepinfer_lab.kernels.mma_small import MMA_ROWS, Norm
 from deepinfer_lab.quant.layout import PackedWeight
 from deepinfer_lab.quant.tiles import from_tiles, to_tiles
@@ -92,7 +93,8 @@ class QuantLinear:
     path touches CuPy.
 
     On a GPU the weight is held in the forms that the table's kernels take, made once: as it is stored, in tiles, or both, which
-    doubles its memory. Activations of another dtype go to `dequant_cublas`; a weight in tiles alone is unpacked each time then.
+    doubles its memory; the one that makes it dense first takes either. Activations of another dtype go to `dequant_cublas`; a
+    weight in tiles alone is unpacked each time then.
 
     `fused_rows` are the numbers of float16 rows that `fused` takes, `norm_rows` those of them that it takes with a norm.
 
@@ -133,6 +135,8 @@ class QuantLinear:
         name = dispatch.choose(self._bits, x.shape[0], dtype=x.dtype, device_type=x.device.type, table=self._table)
         if name == dispatch.FALLBACK:
             return dequant_cublas(x, from_tiles(tiled) if stored is None else stored, self.bias)
+        if stored is None and name in LAUNCHERS:  # the one that makes the weight dense first, whatever its form
+            return dequantise_tiles_cublas(x, tiled.tiles, tiled.scales, tiled.n, tiled.group, self.bias)
         if name in TILED_LAUNCHERS:
             return TILED_LAUNCHERS[name](x, tiled.tiles, tiled.scales, tiled.n, tiled.group, self.bias)
         return LAUNCHERS[name](x, stored.packed, stored.scales, stored.group, self.bias)

@@ -170,10 +170,12 @@ def test_a_layer_holds_tiles_where_its_table_asks_for_them(problem, name):
     w: PackedWeight = p.weight
     many = f"w{w.bits}_dequantise_cublas"
     layer = QuantLinear(w, p.bias, (Row(w.bits, 1, 32, name), Row(w.bits, 33, None, many)))
-    assert layer.nbytes == w.nbytes + to_tiles(w).nbytes
+    assert layer.nbytes == to_tiles(w).nbytes
     assert torch.equal(layer(p.x[:32]), type(p)(p.x[:32], w, p.bias).run(name))
     assert torch.equal(layer(p.x), p.run(many))
     assert QuantLinear(w, p.bias).nbytes == w.nbytes
+    both = QuantLinear(w, p.bias, (Row(w.bits, 1, 32, name), Row(w.bits, 33, None, f"w{w.bits}_tiled_gemm")))
+    assert both.nbytes == w.nbytes + to_tiles(w).nbytes
 
 
 @pytest.mark.parametrize("name", NAMES)

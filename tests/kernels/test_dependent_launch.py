@@ -17,7 +17,9 @@ def test_layouts():
 def test_a_kernel_is_launched_so_exactly_where_it_awaits_the_one_before():
     def text(name: str) -> str:
         own = (SOURCES / name).read_text(encoding="utf-8")
-        return own + "".join(text(included) for included in re.findall('#include "(.*)"', own) if included != "dependent.cuh")
+        return own + "".join(
+            text(included) for included in re.findall('#include "(.*)"', own) if included != "dependent.cuh"
+        )
 
     for op in OPS.values():
         awaits = bool(re.search(r"(take_turn|await_previous)\(\);", text(op.source.name)))

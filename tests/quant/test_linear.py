@@ -98,6 +98,7 @@ def test_a_layer_holds_the_forms_that_its_table_takes(bits):
         ([Row(bits, 1, None, FALLBACK)], stored_bytes),
         ([Row(bits, 1, None, tiles)], tiled_bytes),
         ([Row(bits, 1, 32, tiles), Row(bits, 33, None, FALLBACK)], stored_bytes + tiled_bytes),
+        ([Row(bits, 1, 32, tiles), Row(bits, 33, None, f"w{bits}_dequantise_cublas")], tiled_bytes),
         ([Row(bits, 1, None, tiles), Row(7 - bits, 1, None, FALLBACK)], tiled_bytes),
     ):
         layer = QuantLinear(weight, table=rows)

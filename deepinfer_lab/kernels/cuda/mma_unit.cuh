@@ -32,15 +32,19 @@ struct Unit {
         if constexpr (Unpack::BITS == 3) set_rest(load_once(reinterpret_cast<const uint2*>(lines + 32) + lane));
     }
 
+    // The A fragment of the first or the second product of a quarter.
+    __device__ __forceinline__ void fragment(int quarter, int product, unsigned (&a)[4]) const {
+        Unpack::fragment(word + quarter / 2 * Unpack::WORDS, quarter % 2 * 2 + product, a);
+    }
+
     // sum += the products of a quarter. b: of each eight rows, this lane's eight activations.
     template <int TILES>
     __device__ __forceinline__ void multiply(int quarter, const uint4 (&b)[TILES], float (&sum)[TILES][4]) const {
-        const unsigned* words = word + quarter / 2 * Unpack::WORDS;
         unsigned a[4];
-        Unpack::fragment(words, quarter % 2 * 2, a);
+        fragment(quarter, 0, a);
 #pragma unroll
         for (int i = 0; i < TILES; ++i) mma(sum[i], a, b[i].x, b[i].y);
-        Unpack::fragment(words, quarter % 2 * 2 + 1, a);
+        fragment(quarter, 1, a);
 #pragma unroll
         for (int i = 0; i < TILES; ++i) mma(sum[i], a, b[i].z, b[i].w);
     }

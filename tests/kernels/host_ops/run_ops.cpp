@@ -61,6 +61,8 @@
 #include "w3_wgmma_64_64.cu"
 #include "w3_wgmma_128_64.cu"
 #include "w3_wgmma_128_128.cu"
+#include "w4_dequantise_tiles.cu"
+#include "w3_dequantise_tiles.cu"
 
 struct Buffer {
     long long bytes = -1;
@@ -95,6 +97,7 @@ int main() {
         w4_wgmma_64_64, w4_wgmma_128_64, w4_wgmma_128_128,
         w3_wgmma_64_64, w3_wgmma_128_64, w3_wgmma_128_128,
     };
+    const int first_unpack = FIRST_BLOCK + sizeof of_blocks / sizeof *of_blocks;
     int h[8];
     while (std::fread(h, sizeof h, 1, stdin) == 1) {
         std::vector<Buffer> b(h[4]);
@@ -130,6 +133,10 @@ int main() {
                 case 11: silu_mul(b[0], b[1], n[0], n[1]); break;
                 case 12: merge_attention(b[0], b[1], b[2], b[3], b[4], n[0], n[1], n[2], n[3]); break;
                 default:
+                    if (h[0] >= first_unpack) {
+                        return (h[0] == first_unpack ? w4_dequantise_tiles : w3_dequantise_tiles)(b[0], b[1], b[2], n[0], n[1],
+                                                                                                  n[2]);
+                    }
                     if (h[0] >= FIRST_BLOCK) return blocks(of_blocks[h[0] - FIRST_BLOCK]);
                     if (h[0] >= FIRST_NORMED) {
                         return normed[h[0] - FIRST_NORMED](b[0], b[1], b[2], b[3], b[4], b[5], b[6], n[0], n[1], n[2], n[3],

@@ -10,6 +10,7 @@ import torch
 
 from deepinfer_lab.errors import KernelError
 from deepinfer_lab.kernels.catalogue import KERNELS, PRODUCTS, TILED, DequantiseProduct, Kernel, MmaProduct
+from deepinfer_lab.kernels.ops_catalogue import MIN_CAPABILITY
 
 FALLBACK = "dequant_cublas"  # dequantise with torch, then F.linear: `quant/linear.py`
 SCHEMA_VERSION = 2  # version 1 had no rows that name a shape
@@ -42,6 +43,26 @@ ARTICLE = (
     Row(3, 2, 8, "w3_gemv_grid_y"),
     Row(3, 9, None, "w3_tiled_gemm"),
 )
+
+# For cards with tensor cores (sm_80 and later) that have not been tuned: rows share one read of the weights, up to where cuBLAS
+# gains more than it costs to make a weight dense. On an H200 that is at some 128.
+TENSOR_CORES = tuple(
+    Row(bits, first, last, f"w{bits}_{kind}")
+    for bits in (4, 3)
+    for first, last, kind in ((1, 32, "mma_small"), (33, 128, "mma_block"), (129, None, "dequantise_cublas"))
+)
+
+
+def table_named(name: str | Path | None, device: torch.device) -> tuple[Row, ...]:
+    """A dispatch.json's table, or the article's by the name "article"; None: one that suits a device whose own is not known.
+
+    Raises:
+        KernelError: as `load`.
+    """
+    if name is None:
+        tensor_cores = device.type == "cuda" and torch.cuda.get_device_capability(device) >= MIN_CAPABILITY
+        return TENSOR_CORES if tensor_cores else ARTICLE
+    return ARTICLE if name == "article" else load(name)
 
 
 def choose(

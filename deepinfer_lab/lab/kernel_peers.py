@@ -156,9 +156,8 @@ def aside(text: str) -> None:
 
 
 def _measure(params: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    file = newest_table()
-    table = dispatch.ARTICLE if file is None else dispatch.load(file)
-    return peer_rows(params, CudaGpu(), table, aside)
+    gpu = CudaGpu()
+    return peer_rows(params, gpu, dispatch.table_named(newest_table(), gpu.device), aside)
 
 
 KERNEL_PEERS = Experiment(

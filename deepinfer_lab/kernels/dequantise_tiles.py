@@ -4,13 +4,14 @@ for layers whose weights lie in tiles alone, since fewer rows are multiplied fro
 
 import torch
 
-from deepinfer_lab.kernels.catalogue import GROUPS, PRODUCTS
+from deepinfer_lab.kernels.catalogue import PRODUCTS
+from deepinfer_lab.kernels.check import MAX_INT
 from deepinfer_lab.kernels.loader import launch_op
 from deepinfer_lab.kernels.ops_catalogue import OPS
 from deepinfer_lab.kernels.ops_check import expect, require
+from deepinfer_lab.kernels.tiles_check import UNIT_K, UNIT_N, checked
 
 Maybe = torch.Tensor | None
-UNIT_N, UNIT_K = 16, 128
 WARPS = 8  # of a block of cuda/dequantise_tiles.cuh, a unit each
 
 
@@ -40,17 +41,13 @@ def dequantise_tiles_cublas(
     )
     bits = tiles.shape[2] * 8 // (UNIT_N * UNIT_K)
     require(bits in (3, 4), f"{name}: tiles has {tiles.shape[2]} bytes a unit, must be 768 or 1024")
-    require(group in GROUPS, f"{name}: group = {group}, must be one of {', '.join(map(str, GROUPS))}")
-    require(x.dim() == 2, f"{name}: x has shape {tuple(x.shape)}, must be [M, K]")
+    product = PRODUCTS[f"w{bits}_dequantise_cublas"]
+    limits = {"max_m": product.max_m, "max_n": MAX_INT - UNIT_N, "max_k": MAX_INT // 4}
+    x = checked(name, bits, x, tiles, scales, n, group, bias, **limits)
     m, k = x.shape
-    require(k > 0 and k % group == 0, f"{name}: K = {k}, must be a positive multiple of group = {group}")
-    count, units = -(-n // UNIT_N), -(-k // UNIT_K)
-    require(x.dtype == torch.float16, f"{name}: x has dtype {x.dtype}, must be torch.float16")
-    expect(name, "tiles", tiles, torch.uint8, (count, units, UNIT_N * UNIT_K * bits // 8), x.device, aligned=True)
-    expect(name, "scales", scales, torch.float16, (count, units * UNIT_K // group, 8, 2), x.device, aligned=True)
     out = torch.empty(m, n, dtype=torch.float16, device=x.device) if out is None else out
     expect(name, "out", out, torch.float16, (m, n), x.device)
-    step = min(PRODUCTS[f"w{bits}_dequantise_cublas"].slice_rows(k), count * UNIT_N)
+    step = min(product.slice_rows(k), -(-n // UNIT_N) * UNIT_N)
     workspace = torch.empty(step, k, dtype=torch.float16, device=x.device)
     for start in range(0, n, step):
         rows = slice(start, min(start + step, n))

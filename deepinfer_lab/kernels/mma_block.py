@@ -22,14 +22,14 @@ from dataclasses import dataclass
 
 import torch
 
-from deepinfer_lab.kernels.catalogue import GROUPS, TILED
+from deepinfer_lab.kernels.catalogue import TILED
 from deepinfer_lab.kernels.check import MAX_INT
 from deepinfer_lab.kernels.counters import counters
 from deepinfer_lab.kernels.loader import launch_op, max_shared, multiprocessors
 from deepinfer_lab.kernels.mma_cuts import CUTS, Cut
-from deepinfer_lab.kernels.mma_small import UNIT_K, UNIT_N, unit_bytes
 from deepinfer_lab.kernels.ops_catalogue import OPS
 from deepinfer_lab.kernels.ops_check import expect, require
+from deepinfer_lab.kernels.tiles_check import UNIT_K, UNIT_N, checked
 from deepinfer_lab.kernels.wgmma_cuts import WgmmaCut
 
 Maybe = torch.Tensor | None
@@ -141,26 +141,9 @@ def multiply(
     """
     product = TILED[name]
     bits = product.bits
-    require(x.dtype == torch.float16, f"{name}: x has dtype {x.dtype}, must be torch.float16")
-    require(x.dim() == 2, f"{name}: x has shape {tuple(x.shape)}, must be [M, K]")
+    limits = {"max_m": product.max_m, "max_n": MAX_INT - UNIT_N, "max_k": MAX_K}
+    x = checked(name, bits, x, tiles, scales, n, group, bias, **limits)
     m, k = x.shape
-    require(1 <= m <= product.max_m, f"{name}: M = {m}, must be 1 to {product.max_m}")
-    require(1 <= n <= MAX_INT - UNIT_N, f"{name}: N = {n}, must be 1 to {MAX_INT - UNIT_N}")
-    require(group in GROUPS, f"{name}: group = {group}, must be one of {', '.join(map(str, GROUPS))}")
-    require(k > 0 and k % group == 0, f"{name}: K = {k}, must be a positive multiple of group = {group}")
-    require(k <= MAX_K, f"{name}: K = {k}, must be at most {MAX_K}")
-    require(
-        not (torch.is_grad_enabled() and x.requires_grad),
-        f"{name}: x requires a gradient and this kernel has no backward pass; call it under torch.inference_mode()",
-    )
-    count, units = -(-n // UNIT_N), -(-k // UNIT_K)
-    expect(name, "tiles", tiles, torch.uint8, (count, units, unit_bytes(bits)), x.device, aligned=True)
-    expect(name, "scales", scales, torch.float16, (count, units * UNIT_K // group, 8, 2), x.device, aligned=True)
-    if bias is not None:
-        expect(name, "bias", bias, torch.float16, (n,), x.device)
-    x = x.contiguous()
-    if x.data_ptr() % 16:
-        x = x.clone()
     out = torch.empty(m, n, dtype=torch.float16, device=x.device) if out is None else out
     expect(name, "out", out, torch.float16, (m, n), x.device)
     device = x.device.index

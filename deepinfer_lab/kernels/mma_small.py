@@ -33,9 +33,9 @@ from deepinfer_lab.kernels.check import MAX_INT
 from deepinfer_lab.kernels.loader import RESERVED_SHARED, launch_op, max_shared, multiprocessors
 from deepinfer_lab.kernels.ops_catalogue import MMA_ROWS, OPS
 from deepinfer_lab.kernels.ops_check import expect, require
+from deepinfer_lab.kernels.tiles_check import UNIT_K, UNIT_N, checked
 
 Maybe = torch.Tensor | None
-UNIT_N, UNIT_K = 16, 128
 FUSED_ROWS = 8  # of which a block makes the norm
 # Blocks of 8 warps that a multiprocessor holds, and how few of them are still fast: with three, 22016 x 2048 takes 9.5 us on an
 # H200 instead of 9.4, with two 11.5.
@@ -108,11 +108,6 @@ def fuses(bits: int, m: int, n: int, k: int, group: int, device: torch.device | 
         return False
     index = torch.cuda.current_device() if device.index is None else device.index
     return norm_plan(bits, m, n, k, _card(index)) is not None
-
-
-def unit_bytes(bits: int) -> int:
-    """Of 16 x 128 weights."""
-    return UNIT_N * UNIT_K * bits // 8
 
 
 def plan(bits: int, m: int, n: int, card: Card) -> Plan:
@@ -191,33 +186,16 @@ def _multiply(
 ) -> torch.Tensor:
     product = TILED[f"w{bits}_mma_small"]
     name = product.name
-    require(x.dtype == torch.float16, f"{name}: x has dtype {x.dtype}, must be torch.float16")
-    require(x.dim() == 2, f"{name}: x has shape {tuple(x.shape)}, must be [M, K]")
-    m, k = x.shape
-    most = FUSED_ROWS if norm else product.max_m
-    require(1 <= m <= most, f"{name}: M = {m}, must be 1 to {most}{' with a norm' if norm else ''}")
-    require(1 <= n <= MAX_GRID_Y * UNIT_N, f"{name}: N = {n}, must be 1 to {MAX_GRID_Y * UNIT_N}")
     require(not gated or n % UNIT_N == 0, f"{name}: N = {n}, must be a multiple of {UNIT_N} where gated")
     require(not gated or residual is None, f"{name}: residual is given and gated is True, only one of them can be")
-    require(group in GROUPS, f"{name}: group = {group}, must be one of {', '.join(map(str, GROUPS))}")
-    require(k > 0 and k % group == 0, f"{name}: K = {k}, must be a positive multiple of group = {group}")
-    require(k <= MAX_INT // 4, f"{name}: K = {k} is too large")
-    require(
-        not (torch.is_grad_enabled() and x.requires_grad),
-        f"{name}: x requires a gradient and this kernel has no backward pass; call it under torch.inference_mode()",
-    )
-    count, units = -(-n // UNIT_N), -(-k // UNIT_K)
-    expect(name, "tiles", tiles, torch.uint8, (count, units, unit_bytes(bits)), x.device, aligned=True)
-    expect(name, "scales", scales, torch.float16, (count, units * UNIT_K // group, 8, 2), x.device, aligned=True)
-    if bias is not None:
-        expect(name, "bias", bias, torch.float16, (n,), x.device)
+    most = FUSED_ROWS if norm else product.max_m
+    limits = {"max_m": most, "max_n": MAX_GRID_Y * UNIT_N, "max_k": MAX_INT // 4}
+    x = checked(f"{name}{' with a norm' if norm else ''}", bits, x, tiles, scales, n, group, bias, **limits)
+    m, k = x.shape
     if residual is not None:
         expect(name, "residual", residual, torch.float16, (m, n), x.device)
     if norm is not None:
         expect(name, "norm.weight", norm.weight, torch.float16, (k,), x.device, aligned=True)
-    x = x.contiguous()
-    if x.data_ptr() % 16:
-        x = x.clone()
     columns = n // 2 if gated else n
     out = torch.empty(m, columns, dtype=torch.float16, device=x.device) if out is None else out
     expect(name, "out", out, torch.float16, (m, columns), x.device)

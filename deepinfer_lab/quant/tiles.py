@@ -32,7 +32,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn.functional import pad
 
-from deepinfer_lab.kernels.mma_small import UNIT_K, UNIT_N, unit_bytes
+from deepinfer_lab.kernels.tiles_check import UNIT_K, UNIT_N, unit_bytes
 from deepinfer_lab.quant.layout import PackedWeight, pack, unpack
 
 LANES, FIRST_WORDS = 32, 4

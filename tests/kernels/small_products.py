@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from deepinfer_lab.kernels import mma_small
+from deepinfer_lab.kernels import mma_small, tiles_check
 from deepinfer_lab.kernels.mma_small import Card, Plan
 
 FORMS = ("8", "8_pair", "8_many", "16", "16_pair", "16_many", "32", "32_many")
@@ -14,7 +14,8 @@ FORMS = ("8", "8_pair", "8_many", "16", "16_pair", "16_many", "32", "32_many")
 def stand_in(monkeypatch: pytest.MonkeyPatch, launch: Callable[..., None]) -> None:
     """The launchers, sending their work to the CPU program; the check for a CUDA device is left out."""
     monkeypatch.setattr(mma_small, "launch_op", launch)
-    monkeypatch.setattr(mma_small, "expect", lambda *_, **__: None)
+    for module in (mma_small, tiles_check):
+        monkeypatch.setattr(module, "expect", lambda *_, **__: None)
     monkeypatch.setattr(mma_small, "_card", lambda _: Card(multiprocessors=2, shared=2**22))
 
 

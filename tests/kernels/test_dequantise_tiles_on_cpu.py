@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from deepinfer_lab.kernels import catalogue
+from deepinfer_lab.kernels import catalogue, tiles_check
 from deepinfer_lab.kernels import dequantise_tiles as module
 from deepinfer_lab.kernels.dequantise_tiles import dequantise_tiles_cublas, unpack
 from deepinfer_lab.quant.layout import PackedWeight, pack
@@ -13,7 +13,8 @@ from deepinfer_lab.quant.tiles import to_tiles
 @pytest.fixture
 def on_host(host_ops, monkeypatch):
     monkeypatch.setattr(module, "launch_op", host_ops.launch)
-    monkeypatch.setattr(module, "expect", lambda *_, **__: None)
+    for checking in (module, tiles_check):
+        monkeypatch.setattr(checking, "expect", lambda *_, **__: None)
 
 
 def dense(weight: PackedWeight) -> torch.Tensor:

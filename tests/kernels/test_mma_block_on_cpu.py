@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from deepinfer_lab.errors import KernelError, MissingDependency
-from deepinfer_lab.kernels import dispatch, mma_block, resources
+from deepinfer_lab.kernels import dispatch, mma_block, resources, tiles_check
 from deepinfer_lab.kernels.catalogue import SOURCES
 from deepinfer_lab.kernels.dispatch import FALLBACK, Row
 from deepinfer_lab.kernels.mma_block import Plan, plan, tiles_of, units_of, w3_mma_block, w4_mma_block
@@ -42,7 +42,8 @@ def arrivals(monkeypatch):
 def on_host(host_ops, monkeypatch, arrivals):
     """The launcher, sending its work to the CPU program."""
     monkeypatch.setattr(mma_block, "launch_op", host_ops.launch)
-    monkeypatch.setattr(mma_block, "expect", lambda *_, **__: None)  # it asks for a CUDA device
+    for module in (mma_block, tiles_check):
+        monkeypatch.setattr(module, "expect", lambda *_, **__: None)  # it asks for a CUDA device
     return host_ops
 
 

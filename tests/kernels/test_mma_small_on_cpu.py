@@ -5,7 +5,7 @@ import torch
 from small_products import FORMS, activations, error, force, stand_in
 
 from deepinfer_lab.errors import KernelError, MissingDependency
-from deepinfer_lab.kernels import TILED_LAUNCHERS, dispatch, mma_small, resources
+from deepinfer_lab.kernels import TILED_LAUNCHERS, dispatch, resources, tiles_check
 from deepinfer_lab.kernels.compiler import ARCHS
 from deepinfer_lab.kernels.dispatch import FALLBACK, Row
 from deepinfer_lab.kernels.mma_small import Card, Norm, Plan, norm_plan, norm_shared, plan, w3_mma_small, w4_mma_small
@@ -179,7 +179,7 @@ GOOD = {"x": torch.zeros(2, 128).half(), **TILES}
         ({"gated": True, "n": 16, "residual": torch.zeros(2, 16).half()}, r"residual is given and gated is True"),
         (
             {"x": torch.zeros(9, 128).half(), "norm": Norm(torch.ones(128).half(), 1e-5)},
-            r"M = 9, must be 1 to 8 with a norm",
+            r"with a norm: M = 9, must be 1 to 8",
         ),
         ({"group": 16}, r"group = 16, must be one of 32, 64, 128"),
         ({"tiles": torch.zeros(1, 1, 1024, dtype=torch.int8)}, r"tiles has dtype torch.int8, must be torch.uint8"),
@@ -197,8 +197,8 @@ def test_tiles_of_other_bits_are_refused():
 
 
 def test_what_is_looked_at_after_the_device(monkeypatch):
-    expect = mma_small.expect
-    monkeypatch.setattr(mma_small, "expect", lambda op, name, *a, **k: name == "tiles" or expect(op, name, *a, **k))
+    expect = tiles_check.expect
+    monkeypatch.setattr(tiles_check, "expect", lambda op, name, *a, **k: name == "tiles" or expect(op, name, *a, **k))
     with pytest.raises(KernelError, match=r"scales has shape \(1, 2, 8, 2\), must be \(1, 1, 8, 2\)"):
         w4_mma_small(**{**GOOD, "group": 128})
 

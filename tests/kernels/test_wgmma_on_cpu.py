@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from deepinfer_lab.errors import KernelError, MissingDependency
-from deepinfer_lab.kernels import compiler, dispatch, mma_block, resources, wgmma
+from deepinfer_lab.kernels import compiler, dispatch, mma_block, resources, tiles_check, wgmma
 from deepinfer_lab.kernels.catalogue import SOURCES
 from deepinfer_lab.kernels.dispatch import FALLBACK, Row
 from deepinfer_lab.kernels.mma_block import Plan, tiles_of, units_of
@@ -145,7 +145,8 @@ def test_shared_memory_is_free_of_races(racing_host_ops, make_weight, monkeypatc
 def test_launcher(on_host, make_weight, monkeypatch, bits, m):
     monkeypatch.setattr(mma_block, "multiprocessors", lambda _: 5)
     monkeypatch.setattr(mma_block, "max_shared", lambda _: H200[1])
-    monkeypatch.setattr(mma_block, "expect", lambda *_, **__: None)  # it asks for a CUDA device
+    for module in (mma_block, tiles_check):
+        monkeypatch.setattr(module, "expect", lambda *_, **__: None)  # it asks for a CUDA device
     weight, x = make_weight(bits, 140, 320, 64), activations(m, 320)
     tiled, out = to_tiles(weight), torch.full((m, 140), torch.nan).half()
     assert mma_block.multiply(f"w{bits}_wgmma", plan, x, tiled.tiles, tiled.scales, 140, 64, None, out) is out

@@ -157,9 +157,9 @@ def test_cuts_are_those_of_the_sources():
     assert sources == sorted(BY_NAME)
     for cut in WGMMA_CUTS:
         text = (SOURCES / f"{cut.name}.cu").read_text()
-        (unpack, *numbers), *_ = re.findall(r"GroupCut<W(\d)Tiles, " + ", ".join([r"(\d+)"] * 5) + ">", text)
+        (unpack, *numbers), *_ = re.findall(r"GroupCut<W(\d)Tiles, " + ", ".join([r"(\d+)"] * 6) + ">", text)
         assert unpack == str(cut.bits)
-        assert [*map(int, numbers)] == [cut.across, cut.teams, cut.rows, cut.stages, cut.ahead]
+        assert [*map(int, numbers)] == [cut.across, cut.each, cut.teams, cut.rows, cut.stages, cut.ahead]
         assert cut.shared <= H200[1]
 
 

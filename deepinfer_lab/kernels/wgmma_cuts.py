@@ -56,14 +56,14 @@ class WgmmaCut:
         return ring + (self.teams - 1) * self.outputs * self.rows * 4 + self.stages * 16 + 16
 
 
-# A narrow block for small weights, of which more fit the card; and wider ones, which fetch activations less often.
+# Narrow blocks for small weights, of which more fit the card; and wider ones, which fetch activations less often.
 WGMMA_CUTS = (
     WgmmaCut(4, across=1, each=1, teams=2, rows=64, stages=10, ahead=4),
     WgmmaCut(4, across=2, each=1, teams=1, rows=64, stages=9, ahead=4),
-    WgmmaCut(4, across=2, each=2, teams=1, rows=64, stages=6, ahead=4),
+    WgmmaCut(4, across=3, each=1, teams=1, rows=64, stages=7, ahead=4),
     WgmmaCut(4, across=2, each=2, teams=1, rows=128, stages=4, ahead=2),
     WgmmaCut(3, across=1, each=1, teams=2, rows=64, stages=10, ahead=4),
     WgmmaCut(3, across=2, each=1, teams=1, rows=64, stages=9, ahead=4),
-    WgmmaCut(3, across=2, each=2, teams=1, rows=64, stages=7, ahead=4),
+    WgmmaCut(3, across=3, each=1, teams=1, rows=64, stages=8, ahead=4),
     WgmmaCut(3, across=2, each=2, teams=1, rows=128, stages=4, ahead=2),
 )

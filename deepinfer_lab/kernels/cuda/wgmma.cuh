@@ -9,8 +9,8 @@
 //
 // Its warps have three roles and meet at barriers only, two to a slot: `full` and `empty`.
 //   Multipliers, TEAMS teams of ACROSS warpgroups: a warpgroup takes 64 outputs EACH times, a warp the 16 of one tile. Team i
-//     takes the block's units i, i + TEAMS, ... A unit is two steps of 64 k, for each 64 outputs: the warps decode the weights of
-//     one step while the products of the step before are under way. Scales are multiplied into the fragments.
+//     takes the block's units i, i + TEAMS, ... A unit is two steps of 64 k, for each 64 outputs: the warps decode the weights
+//     of one while the products of the step before are under way. Scales are multiplied into the fragments.
 //   Three row warps read activations into registers, some steps ahead, and store them.
 //   One weight warp copies weights and scales. It begins before the kernels before its own are done, since they write neither.
 //
@@ -31,17 +31,18 @@ template <class UNPACK, int ACROSS_, int EACH_, int TEAMS_, int ROWS_, int STAGE
 struct GroupCut {
     using Unpack = UNPACK;
     static constexpr int ACROSS = ACROSS_, EACH = EACH_, TEAMS = TEAMS_, ROWS = ROWS_, STAGES = STAGES_, AHEAD = AHEAD_;
-    static constexpr int OUTPUTS = 64 * ACROSS * EACH, TILES = OUTPUTS / MMA_N, TEAM = GROUP * ACROSS, MULTIPLIERS = TEAM * TEAMS;
+    static constexpr int OUTPUTS = 64 * ACROSS * EACH, TILES = OUTPUTS / MMA_N;
+    static constexpr int TEAM = GROUP * ACROSS, MULTIPLIERS = TEAM * TEAMS;
     static constexpr int THREADS = MULTIPLIERS + 32 * ROW_WARPS + 32;
     static constexpr int PARTS = MMA_K / Unpack::UNIT_K, UNIT_BYTES = PARTS * Unpack::BYTES;
     // Bytes of a slot's parts. Scales: of as many groups as a unit can have.
     static constexpr int HALF = ROWS * 128, WEIGHTS = 2 * HALF, SCALES = WEIGHTS + TILES * UNIT_BYTES;
     static constexpr int TILE_SCALES = QUARTERS * 32, SLOT = (SCALES + TILES * TILE_SCALES + 1023) / 1024 * 1024;
-    static constexpr int ITEMS = ROWS / 8 * EACH * TEAM;  // of four sums of a thread: see `four`
+    static constexpr int ITEMS = ROWS / 8 * EACH * TEAM;   // of four sums of a thread: see `four`
     static constexpr int SUMS = (TEAMS - 1) * ITEMS * 16;  // bytes, of all teams but the first
     static constexpr int BARRIERS = STAGES * SLOT + SUMS, SHARED = BARRIERS + 2 * STAGES * 8 + 16;
     static constexpr int ROW_STEP = 4 * ROW_WARPS, LOADS = (ROWS + ROW_STEP - 1) / ROW_STEP;  // of a row thread, of half a unit
-    // Of a thread, where a warpgroup has more sums than an even share of them holds: of 168 times 384 threads.
+    // Of a thread, where a multiplier needs more than an even share: together, 168 for each of 384 threads.
     static constexpr int MULTIPLIER_REGISTERS = ROWS == 128 ? 192 : 184, COPIER_REGISTERS = 504 - 2 * MULTIPLIER_REGISTERS;
     static_assert(EACH == 1 || THREADS == 384, "what the registers are counted for");
     static constexpr int FILLERS = ROW_WARPS + 1 + 32;  // arrivals at a full slot: 33 are the weight warp's

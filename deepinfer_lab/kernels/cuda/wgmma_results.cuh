@@ -1,9 +1,9 @@
 // What becomes of the sums of wgmma.cuh, of which this is a part.
 //
 // Where blocks share a tile, each leaves its sums in `partial` and counts itself in `arrived`. Once all have, whichever of them
-// is there takes slices of the tile, one at a time, and adds them, in the order of blocks: the same bits whoever does it. A block
-// at its end lingers a little for the others, so that all of them add. It never depends on it: the last to arrive would take
-// every slice. `arrived` of a tile: 0; parts that have arrived; their number plus slices taken; 0 again with the last slice.
+// is there takes slices of the tile, one at a time, and adds them, in the order of blocks: the same bits whoever does it. A
+// block at its end lingers a little for the others, so that all of them add; nothing depends on it, since the last to arrive
+// would take every slice. `arrived` of a tile: 0; parts that have arrived; their number plus slices taken; 0 again with the last slice.
 #pragma once
 
 constexpr int PATIENCE = 12;  // looks at `arrived`, of some 700 cycles each
@@ -125,8 +125,8 @@ __device__ __forceinline__ void add_slice(const Sharers& sharers, const float4* 
 
 // What the first team does with a tile's sums when all teams' are in. at_end: the block has no more. thread: of the team.
 template <class C>
-__device__ __forceinline__ void finish_part(const Block<C>& block, const Operands& of, const Part& part, bool at_end, int thread,
-                                            const Sums<C>& sum) {
+__device__ __forceinline__ void finish_part(const Block<C>& block, const Operands& of, const Part& part, bool at_end,
+                                            int thread, const Sums<C>& sum) {
     const int first_row = block.first_row(part), first_tile = block.first_tile(part) + thread / 32;
     const int items = min((of.m - first_row + 7) / 8, C::ROWS / 8) * C::EACH;  // of eight rows that there are
     const auto results = [&](int each) { return Results(of, first_row, (first_tile + each * (C::TEAM / 32)) * MMA_N); };

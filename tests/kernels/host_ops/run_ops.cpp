@@ -57,11 +57,11 @@
 #include "w3_mma_block_192_128.cu"
 #include "w4_wgmma_64_64.cu"
 #include "w4_wgmma_128_64.cu"
-#include "w4_wgmma_256_64.cu"
+#include "w4_wgmma_192_64.cu"
 #include "w4_wgmma_256_128.cu"
 #include "w3_wgmma_64_64.cu"
 #include "w3_wgmma_128_64.cu"
-#include "w3_wgmma_256_64.cu"
+#include "w3_wgmma_192_64.cu"
 #include "w3_wgmma_256_128.cu"
 
 struct Buffer {
@@ -94,8 +94,8 @@ int main() {
         w4_mma_block_64_64, w4_mma_block_192_64, w4_mma_block_64_128, w4_mma_block_192_128,
         w3_mma_block_64_16, w3_mma_block_192_16, w3_mma_block_64_32, w3_mma_block_192_32,
         w3_mma_block_64_64, w3_mma_block_192_64, w3_mma_block_64_128, w3_mma_block_192_128,
-        w4_wgmma_64_64, w4_wgmma_128_64, w4_wgmma_256_64, w4_wgmma_256_128,
-        w3_wgmma_64_64, w3_wgmma_128_64, w3_wgmma_256_64, w3_wgmma_256_128,
+        w4_wgmma_64_64, w4_wgmma_128_64, w4_wgmma_192_64, w4_wgmma_256_128,
+        w3_wgmma_64_64, w3_wgmma_128_64, w3_wgmma_192_64, w3_wgmma_256_128,
     };
     int h[8];
     while (std::fread(h, sizeof h, 1, stdin) == 1) {

@@ -3,7 +3,8 @@
 // Where blocks share a tile, each leaves its sums in `partial` and counts itself in `arrived`. Once all have, whichever of them
 // is there takes slices of the tile, one at a time, and adds them, in the order of blocks: the same bits whoever does it. A
 // block at its end lingers a little for the others, so that all of them add; nothing depends on it, since the last to arrive
-// would take every slice. `arrived` of a tile: 0; parts that have arrived; their number plus slices taken; 0 again with the last slice.
+// would take every slice. `arrived` of a tile: 0; parts that have arrived; their number plus slices taken; 0 again with the
+// last slice.
 #pragma once
 
 constexpr int PATIENCE = 12;  // looks at `arrived`, of some 700 cycles each

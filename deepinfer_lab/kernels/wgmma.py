@@ -15,12 +15,12 @@ from deepinfer_lab.kernels.mma_block import Maybe, Plan, block_counts, multiply,
 from deepinfer_lab.kernels.ops_check import require
 from deepinfer_lab.kernels.wgmma_cuts import WGMMA_CUTS
 
-# What a plan is chosen by, in cycles of a multiprocessor of the H200; only their relations matter.
+# What a plan is chosen by, in cycles of a multiprocessor of the H200, as a profile of blocks of 128 outputs has it.
 COLUMN = 0.5  # of N of wgmma m64nNk16: four tensor cores, each of 512 multiply-adds a cycle
-DECODE = 250  # of a warpgroup's unit: some 210 instructions of a warp on each scheduler, where two warps take turns
-BYTE_FROM_L2, WEIGHT_BYTE = 1 / 42, 1 / 18  # all multiprocessors reading; the latter from memory
-START, TILE = 3000, 800  # of a block; of a tile that it begins
-ADD_PARTS, PART_BYTE = 2000, 1 / 42  # of adding parts of one tile, and a byte of them
+UNIT, STEP = 400, 440  # of a warpgroup: of the barriers of a unit; of each 64 outputs and 64 k, most of it decoding
+BYTE_FROM_L2, WEIGHT_BYTE = 1 / 20, 1 / 18  # all multiprocessors reading; the latter from memory
+START, TILE, SUM = 3000, 800, 0.2  # of a block; of a tile that it finishes, and a sum of it
+ADD_PARTS = 5000  # of parts of one tile, beside what they weigh
 
 
 def plan(bits: int, m: int, n: int, k: int, multiprocessors: int, shared: int) -> Plan:
@@ -39,12 +39,14 @@ def cycles(p: Plan, m: int, n: int, k: int, multiprocessors: int) -> float:
     cut, units, tiles = p.cut, units_of(p.cut, k), tiles_of(p.cut, m, n)
     rows = min(m, cut.rows)
     weights, activations = cut.outputs * cut.unit_k * cut.bits / 8, rows * cut.unit_k * 2
-    products = cut.across * cut.rows * (cut.unit_k / 16) * COLUMN
-    unit = max(products, cut.across * DECODE, (weights + activations) * BYTE_FROM_L2, weights * WEIGHT_BYTE)
+    products = cut.outputs / 64 * cut.rows * (cut.unit_k / 16) * COLUMN
+    chain = (UNIT + 2 * cut.each * STEP) / cut.teams
+    unit = max(products, chain, (weights + activations) * BYTE_FROM_L2, weights * WEIGHT_BYTE)
     share = -(-tiles * units // p.blocks)  # of the block with most
-    parts = p.blocks / tiles if p.blocks % tiles == 0 else max(p.blocks // tiles, 1) + 1
-    adding = 0 if parts == 1 else ADD_PARTS + parts * cut.outputs * rows * 4 * PART_BYTE
-    return -(-p.blocks // multiprocessors) * (START + TILE * max(share / units, 1) + share * unit) + adding
+    finish = (TILE + cut.outputs * rows * SUM) * max(share / units, 1)
+    # Each writes its part and reads as much of all parts.
+    adding = 0 if p.blocks == tiles else ADD_PARTS + 2 * cut.outputs * rows * 4 * BYTE_FROM_L2
+    return -(-p.blocks // multiprocessors) * (START + finish + share * unit) + adding
 
 
 def w4_wgmma(

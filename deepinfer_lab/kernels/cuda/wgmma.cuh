@@ -8,9 +8,9 @@
 //   one slot: activations of k 0 .. 63 | of k 64 .. 127 | OUTPUTS / 16 units of weights, as they lie in tiles | their scales
 //
 // Its warps have three roles and meet at barriers only, two to a slot: `full` and `empty`.
-//   Multipliers, TEAMS teams of ACROSS warpgroups: a warpgroup takes 64 outputs, a warp the 16 of one tile. Team i takes the
-//     block's units i, i + TEAMS, ... A unit is two steps of 64 k: the warps decode the weights of one while the products of
-//     the step before are under way. Scales are multiplied into the fragments.
+//   Multipliers, TEAMS teams of ACROSS warpgroups: a warpgroup takes 64 outputs EACH times, a warp the 16 of one tile. Team i
+//     takes the block's units i, i + TEAMS, ... A unit is two steps of 64 k, for each 64 outputs: the warps decode the weights
+//     of one while the products of the step before are under way. Scales are multiplied into the fragments.
 //   Three row warps read activations into registers, some steps ahead, and store them.
 //   One weight warp copies weights and scales. It begins before the kernels before its own are done, since they write neither.
 //
@@ -27,20 +27,24 @@ constexpr int GROUP = 128, ROW_WARPS = 3;  // threads of a warpgroup
 
 // How a kernel's blocks are cut. UNPACK: the weights' layout, `W4Tiles` or `W3Tiles`. AHEAD: halves of units' activations that
 // are in the row warps' registers.
-template <class UNPACK, int ACROSS_, int TEAMS_, int ROWS_, int STAGES_, int AHEAD_>
+template <class UNPACK, int ACROSS_, int EACH_, int TEAMS_, int ROWS_, int STAGES_, int AHEAD_>
 struct GroupCut {
     using Unpack = UNPACK;
-    static constexpr int ACROSS = ACROSS_, TEAMS = TEAMS_, ROWS = ROWS_, STAGES = STAGES_, AHEAD = AHEAD_;
-    static constexpr int OUTPUTS = 64 * ACROSS, TILES = OUTPUTS / MMA_N, TEAM = GROUP * ACROSS, MULTIPLIERS = TEAM * TEAMS;
+    static constexpr int ACROSS = ACROSS_, EACH = EACH_, TEAMS = TEAMS_, ROWS = ROWS_, STAGES = STAGES_, AHEAD = AHEAD_;
+    static constexpr int OUTPUTS = 64 * ACROSS * EACH, TILES = OUTPUTS / MMA_N;
+    static constexpr int TEAM = GROUP * ACROSS, MULTIPLIERS = TEAM * TEAMS;
     static constexpr int THREADS = MULTIPLIERS + 32 * ROW_WARPS + 32;
     static constexpr int PARTS = MMA_K / Unpack::UNIT_K, UNIT_BYTES = PARTS * Unpack::BYTES;
     // Bytes of a slot's parts. Scales: of as many groups as a unit can have.
     static constexpr int HALF = ROWS * 128, WEIGHTS = 2 * HALF, SCALES = WEIGHTS + TILES * UNIT_BYTES;
     static constexpr int TILE_SCALES = QUARTERS * 32, SLOT = (SCALES + TILES * TILE_SCALES + 1023) / 1024 * 1024;
-    static constexpr int SUMS = (TEAMS - 1) * TEAM * ROWS * 2;  // of all teams but the first
+    static constexpr int ITEMS = ROWS / 8 * EACH * TEAM;   // of four sums of a thread: see `four`
+    static constexpr int SUMS = (TEAMS - 1) * ITEMS * 16;  // bytes, of all teams but the first
     static constexpr int BARRIERS = STAGES * SLOT + SUMS, SHARED = BARRIERS + 2 * STAGES * 8 + 16;
-    static constexpr int ITEMS = ROWS / 8 * TEAM;                    // of four sums of a thread
     static constexpr int ROW_STEP = 4 * ROW_WARPS, LOADS = (ROWS + ROW_STEP - 1) / ROW_STEP;  // of a row thread, of half a unit
+    // Of a thread, where a multiplier needs more than an even share: together, 168 for each of 384 threads.
+    static constexpr int MULTIPLIER_REGISTERS = ROWS == 128 ? 192 : 184, COPIER_REGISTERS = 504 - 2 * MULTIPLIER_REGISTERS;
+    static_assert(EACH == 1 || THREADS == 384, "what the registers are counted for");
     static constexpr int FILLERS = ROW_WARPS + 1 + 32;  // arrivals at a full slot: 33 are the weight warp's
     static_assert(TILES <= 32, "a lane of the weight warp orders one copy of a unit");
     static_assert(AHEAD % 2 == 0 && ROWS % 4 == 0, "whole units, and each half's registers are known");
@@ -80,7 +84,8 @@ struct Block {
     __device__ __forceinline__ explicit Block(char* shared, const Operands& of) : shared(shared) {
         count = (of.n + MMA_N - 1) / MMA_N, units = (of.k + MMA_K - 1) / MMA_K, down = (of.m + C::ROWS - 1) / C::ROWS;
         all = (count + C::TILES - 1) / C::TILES * down * units;
-        begin = share(blockIdx.x, all), end = share(blockIdx.x + 1, all);
+        const int block = settled(blockIdx.x);  // each role its own registers: they have different numbers of them
+        begin = share(block, all), end = share(block + 1, all);
     }
     __device__ __forceinline__ char* slot(int i) const { return shared + i * C::SLOT; }
     __device__ __forceinline__ float4* sums() const { return reinterpret_cast<float4*>(shared + C::STAGES * C::SLOT); }
@@ -93,6 +98,8 @@ struct Block {
     __device__ __forceinline__ int first_row(const Part& part) const { return part.tile % down * C::ROWS; }
     __device__ __forceinline__ int first_tile(const Part& part) const { return part.tile / down * C::TILES; }
 };
+
+#include "wgmma_results.cuh"
 
 // The weight warp: a lane orders a bulk copy of a tile's weights, and copies pieces of scales. Where the output ends inside a
 // tile there are none, and what was there meets only sums that are not stored.
@@ -140,7 +147,7 @@ __device__ __forceinline__ void copy_weights(const Block<C>& block, const Operan
 template <class C>
 __device__ __forceinline__ void copy_rows(const Block<C>& block, const Operands& of, int warp) {
     const int lane = threadIdx.x % 32, row = 4 * warp + lane / 8, piece = lane % 8 * 8;
-    const size_t row_bytes = 2 * static_cast<size_t>(of.k);
+    const int step_bytes = 2 * C::ROW_STEP * of.k;
     // Where this lane says that 16 bytes go: chunk c of row r of the warp's four. Every other four are the latter of eight.
     const int r = lane % 8 / 2, c = lane % 2 * 4 + lane / 8;
     const int to = settled((4 * warp + r) * 128 + (c ^ r ^ warp % 2 * 4) * 16);
@@ -150,13 +157,13 @@ __device__ __forceinline__ void copy_rows(const Block<C>& block, const Operands&
     int first_row = block.begin / block.units % block.down * C::ROWS, unit = block.begin % block.units, rows = 0;
     const char* from = nullptr;
     const auto begin_tile = [&] {
-        from = reinterpret_cast<const char*>(of.x) + (first_row + row) * row_bytes;
+        from = reinterpret_cast<const char*>(of.x + static_cast<size_t>(first_row + row) * of.k);
         rows = min((of.m - first_row - row + C::ROW_STEP - 1) / C::ROW_STEP, most);
     };
     const auto load = [&](int half, uint4 (&to)[C::LOADS]) {
         const char* at = from + 2 * min(unit * MMA_K + half * 64 + piece, of.k - 8);
 #pragma unroll
-        for (int i = 0; i < C::LOADS; ++i, at += C::ROW_STEP * row_bytes) {
+        for (int i = 0; i < C::LOADS; ++i, at += step_bytes) {
             load_ahead(to[i], at, i < rows);
         }
         if (half == 0 || ++unit < block.units) return;
@@ -221,72 +228,6 @@ __device__ __forceinline__ void decode(const typename C::Unpack (&weights)[C::PA
     }
 }
 
-// Where a lane's results go. Its sums are of rows 8j + 2t and 2t + 1 and of outputs g and g + 8 of a tile; it stores those of
-// row 8j + g and of outputs 2t, 2t + 1, and the same + 8.
-struct Results {
-    half_t* to;
-    float bias[2] = {};
-    int rows, outputs, n;  // there are from `to` on; outputs of a row
-    bool in_pairs;
-
-    __device__ __forceinline__ Results(const Operands& of, int row, int output) {
-        const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-        to = of.out + static_cast<size_t>(row + g) * of.n + output + 2 * t;
-        rows = of.m - row - g, outputs = of.n - output - 2 * t, n = of.n;
-        in_pairs = n % 2 == 0 && reinterpret_cast<size_t>(of.out) % 4 == 0;
-        if (!of.bias) return;
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-            if (output + g + 8 * i < n) bias[i] = to_float(of.bias[output + g + 8 * i]);
-        }
-    }
-    __device__ __forceinline__ void store(const float4& sum, int j) const {
-        const unsigned pairs[2] = {transpose(half_pair(sum.x + bias[0], sum.y + bias[0])),
-                                   transpose(half_pair(sum.z + bias[1], sum.w + bias[1]))};
-        half_t* const row = to + static_cast<size_t>(8 * j) * n;
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-            const bool first = 8 * j < rows && 8 * i < outputs, second = 8 * j < rows && 8 * i + 1 < outputs;
-            if (first && in_pairs) *reinterpret_cast<unsigned*>(row + 8 * i) = pairs[i];
-            if (first && !in_pairs) row[8 * i] = static_cast<half_t>(pairs[i]);
-            if (second && !in_pairs) row[8 * i + 1] = static_cast<half_t>(pairs[i] >> 16);
-        }
-    }
-};
-
-template <class C>
-__device__ __forceinline__ float4 four(const float (&sum)[C::ROWS / 2], int j) {
-    return {sum[4 * j], sum[4 * j + 1], sum[4 * j + 2], sum[4 * j + 3]};
-}
-
-// What the first team does with a tile's sums when all teams' are in. thread: of the team.
-template <class C>
-__device__ __forceinline__ void finish_part(const Block<C>& block, const Operands& of, const Part& part, int thread,
-                                            const float (&sum)[C::ROWS / 2]) {
-    const int first_row = block.first_row(part), output = (block.first_tile(part) + thread / 32) * MMA_N;
-    const int eights = min((of.m - first_row + 7) / 8, C::ROWS / 8);  // of rows
-    const Results results(of, first_row, output);
-    const auto finished = [&](const float4& sums, int item) { results.store(sums, item / C::TEAM); };
-    const Sharers sharers(part.tile, block.units, block.all);
-    if (sharers.one()) {
-#pragma unroll
-        for (int j = 0; j < C::ROWS / 8; ++j) {
-            if (j < eights) finished(four<C>(sum, j), j * C::TEAM);
-        }
-        return;
-    }
-    float4* const own = of.partial + sharers.place(blockIdx.x) * C::ITEMS + thread;
-#pragma unroll
-    for (int j = 0; j < C::ROWS / 8; ++j) {
-        if (j < eights) own[j * C::TEAM] = four<C>(sum, j);
-    }
-    __threadfence();  // a block that sees the counter sees the sums
-    sync_team<C::TEAM>(1);
-    if (thread == 0) *block.last() = sharers.arrive(of.arrived);
-    sync_team<C::TEAM>(1);
-    if (*block.last()) add_parts<C::ITEMS, C::TEAM>(sharers, of.partial, thread, eights * C::TEAM, finished);
-}
-
 // A multiplier.
 template <class C>
 __device__ __forceinline__ void multiply(const Block<C>& block, const Operands& of) {
@@ -294,59 +235,55 @@ __device__ __forceinline__ void multiply(const Block<C>& block, const Operands& 
     const int to_weights = settled(C::WEIGHTS + tile * C::UNIT_BYTES);
     const int to_scales = settled(C::SCALES + tile * C::TILE_SCALES + lane / 4 * 4);
     Turn<C::STAGES> turn(team);
-    int turns = team;  // units of the block before this team's next
+    int next_unit = team;  // this team's next, from where the part begins
     for (int at = block.begin; at < block.end;) {
         const Part part(at, block.end, block.units);
         at += part.count;
-        float sum[C::ROWS / 2];
+        Sums<C> sum;
 #pragma unroll
-        for (int i = 0; i < C::ROWS / 2; ++i) sum[i] = 0.0f, pin(sum[i]);
+        for (int i = 0; i < C::EACH * C::ROWS / 2; ++i) {
+            float& one = sum[i / (C::ROWS / 2)][i % (C::ROWS / 2)];
+            one = 0.0f, pin(one);
+        }
         unsigned a[2][4][4];
         int before = -1;  // the slot that the products under way read
-        for (; turns < at - block.begin; turns += C::TEAMS) {
+        for (; next_unit < part.count; next_unit += C::TEAMS) {
             char* const slot = block.slot(turn.slot);
             await(block.full(turn.slot), turn.parity);
             publish_stores();  // here, since in a row warp this would wait for its loads, too
-            typename C::Unpack weights[C::PARTS];
+            typename C::Unpack weights[C::EACH][C::PARTS];
 #pragma unroll
-            for (int i = 0; i < C::PARTS; ++i) weights[i].load(slot + to_weights + i * C::Unpack::BYTES, lane);
+            for (int i = 0; i < C::EACH * C::PARTS; ++i) {
+                const int each = i / C::PARTS, p = i % C::PARTS;
+                const char* const unit = slot + to_weights + each * (C::TEAM / 32 * C::UNIT_BYTES);
+                weights[each][p].load(unit + p * C::Unpack::BYTES, lane);
+            }
             const unsigned long long rows = describe(slot);
 #pragma unroll
-            for (int half = 0; half < 2; ++half) {
-                decode<C>(weights, slot + to_scales, of.group_shift, half, a[half]);
+            for (int step = 0; step < 2 * C::EACH; ++step) {
+                const int half = step / C::EACH, each = step % C::EACH;
+                unsigned(&next)[4][4] = a[step % 2];
+                const char* const scales = slot + to_scales + each * (C::TEAM / 32 * C::TILE_SCALES);
+                decode<C>(weights[each], scales, of.group_shift, half, next);
 #pragma unroll
-                for (int i = 0; i < 16; ++i) pin(a[half][i / 4][i % 4]);
+                for (int i = 0; i < 16; ++i) pin(next[i / 4][i % 4]);
                 begin_products();
 #pragma unroll
-                for (int p = 0; p < 4; ++p) multiply_async<C::ROWS>(sum, a[half][p], rows + (half * C::HALF + p * 32) / 16);
+                for (int p = 0; p < 4; ++p) multiply_async<C::ROWS>(sum[each], next[p], rows + (half * C::HALF + p * 32) / 16);
                 end_products();
                 await_products<1>();
-                if (half == 0 && before >= 0 && lane == 0) arrive(block.empty(before));
+                if (step == 0 && before >= 0 && lane == 0) arrive(block.empty(before));
             }
             before = turn.slot;
             turn.advance(C::TEAMS);
         }
+        next_unit -= part.count;
         await_products<0>();
 #pragma unroll
-        for (int i = 0; i < C::ROWS / 2; ++i) pin(sum[i]);
+        for (int i = 0; i < C::EACH * C::ROWS / 2; ++i) pin(sum[i / (C::ROWS / 2)][i % (C::ROWS / 2)]);
         if (before >= 0 && lane == 0) arrive(block.empty(before));
-        if constexpr (C::TEAMS > 1) {
-            float4* const sums = block.sums() + thread;
-#pragma unroll
-            for (int j = 0; j < C::ROWS / 8; ++j) {
-                if (team > 0) sums[(team - 1) * C::ITEMS + j * C::TEAM] = four<C>(sum, j);
-            }
-            sync_team<C::MULTIPLIERS>(0);
-#pragma unroll
-            for (int i = 0; i < (C::TEAMS - 1) * C::ROWS / 8; ++i) {
-                if (team > 0) break;
-                const int j = i % (C::ROWS / 8);
-                const float4 more = sums[i / (C::ROWS / 8) * C::ITEMS + j * C::TEAM];
-                sum[4 * j] += more.x, sum[4 * j + 1] += more.y, sum[4 * j + 2] += more.z, sum[4 * j + 3] += more.w;
-            }
-            sync_team<C::MULTIPLIERS>(0);  // the next part's sums go to the same place
-        }
-        if (team == 0) finish_part<C>(block, of, part, thread, sum);
+        if constexpr (C::TEAMS > 1) add_teams<C>(block.sums(), team, thread, sum);
+        if (team == 0) finish_part<C>(block, of, part, at == block.end, thread, sum);
     }
 }
 
@@ -354,8 +291,8 @@ template <class C>
 __device__ __forceinline__ void wgmma_block(const half_t* x, const char* tiles, const char* scales, const half_t* bias,
                                             half_t* out, float4* partial, unsigned* arrived, int m, int n, int k, int group) {
     const Operands of = {x, tiles, scales, bias, out, partial, arrived, m, n, k, __ffs(group) - 1};
-    const Block<C> block(launch_patterns(), of);
     if (threadIdx.x == 0) {
+        const Block<C> block(launch_patterns(), of);
         for (int slot = 0; slot < C::STAGES; ++slot) {
             start(block.full(slot), C::FILLERS);
             start(block.empty(slot), C::TEAM / 32);
@@ -365,8 +302,15 @@ __device__ __forceinline__ void wgmma_block(const half_t* x, const char* tiles, 
     release_next();
     __syncthreads();
     const int warp = threadIdx.x / 32 - C::MULTIPLIERS / 32;  // beyond the multipliers
-    if (warp == ROW_WARPS) return copy_weights(block, of);
+    if (warp >= 0) {
+        if constexpr (C::EACH > 1) give_registers<C::COPIER_REGISTERS>();
+        const Block<C> block(launch_patterns(), of);
+        if (warp == ROW_WARPS) return copy_weights(block, of);
+        await_previous();
+        return copy_rows(block, of, warp);
+    }
+    if constexpr (C::EACH > 1) take_registers<C::MULTIPLIER_REGISTERS>();
+    const Block<C> block(launch_patterns(), of);
     await_previous();
-    if (warp >= 0) return copy_rows(block, of, warp);
     multiply(block, of);
 }

@@ -33,13 +33,12 @@ __device__ __forceinline__ void arrive_expecting(PhaseBarrier* barrier, int byte
 }
 // Returns when the phase of this parity is over; that before the first counts as one of parity 1.
 __device__ __forceinline__ void await(PhaseBarrier* barrier, unsigned parity) {
-    unsigned over;
-    do {
-        asm volatile("{.reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.b32 %0, 1, 0, p;}"
-                     : "=r"(over)
-                     : "r"(shared_address(barrier)), "r"(parity)
-                     : "memory");
-    } while (!over);
+    asm volatile(
+        "{.reg .pred over;\n"
+        "look: mbarrier.try_wait.parity.shared::cta.b64 over, [%0], %1;\n"
+        "@!over bra look;}" ::"r"(shared_address(barrier)),
+        "r"(parity)
+        : "memory");
 }
 
 // Contiguous bytes, a multiple of 16 and aligned to it, from global to shared memory; the barrier counts them as they come.
@@ -92,6 +91,16 @@ __device__ __forceinline__ void end_products() { asm volatile("wgmma.commit_grou
 template <int N>
 __device__ __forceinline__ void await_products() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
+}
+
+// Registers of each thread of this warpgroup from here on: at most so many, or at least.
+template <int N>
+__device__ __forceinline__ void give_registers() {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N));
+}
+template <int N>
+__device__ __forceinline__ void take_registers() {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N));
 }
 
 #define SUMS_4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])

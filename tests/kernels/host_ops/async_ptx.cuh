@@ -48,6 +48,16 @@ inline unsigned mul_pair(unsigned a, unsigned b) {
 }
 inline float4 load_shared_by_blocks(const float4* from) { return *from; }
 inline void __threadfence() {}
+inline unsigned atomicAdd(unsigned* counter, unsigned more) {
+    const unsigned old = *counter;
+    *counter += more;
+    return old;
+}
+inline unsigned atomicCAS(unsigned* counter, unsigned expected, unsigned value) {
+    const unsigned old = *counter;
+    if (old == expected) *counter = value;
+    return old;
+}
 inline unsigned atomicInc(unsigned* counter, unsigned most) {  // blocks take turns
     const unsigned old = *counter;
     *counter = old >= most ? 0 : old + 1;

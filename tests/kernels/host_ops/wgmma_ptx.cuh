@@ -127,6 +127,10 @@ inline void store_matrices(char* row, const uint4& words) {
     sync_warp();
 }
 inline void publish_stores() {}
+template <int N>
+inline void give_registers() {}
+template <int N>
+inline void take_registers() {}
 inline void pin(unsigned&) {}
 inline void pin(float&) {}
 

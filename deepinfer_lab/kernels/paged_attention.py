@@ -44,6 +44,9 @@ RESIDENT = {
     torch.float16: 3,
     torch.int8: 4,
 }  # thread blocks that a multiprocessor holds: what the kernels are compiled for
+# Positions that one thread block attends to in less time than several, on an otherwise idle card: each further round of its
+# four warps takes some 0.7 us, a round trip to memory, and to add up what splits have found takes 2.5, four such trips.
+ALONE = 256
 FULL = 0.9  # share of the card's block slots that is worth no further splitting
 STATS = 4  # float32 values that a split hands on besides its sum
 SLOT_STEP = 4  # a lane's positions come in fours, which must lie in one block of the cache
@@ -130,6 +133,8 @@ def rotate_write_decode(
         qkv: float16 [S, heads + 2 * kv_heads, D], contiguous: q, K and V of each sequence's last position, where they are
             written: no two sequences may share it.
         cos, sin: float16 [positions, D / 2], for all that `seq_lens` can name.
+        block_table, seq_lens, k, v, k_scale, v_scale: in a captured graph, no kernel of the same graph may have written them,
+            but for last positions: all else is read before earlier kernels are done.
         ahead: up to six tensors to bring to the L2 meanwhile, as far as there is room (`read_ahead`).
     """
     require(
@@ -218,6 +223,7 @@ def _attend(
 
     size = fixed_split or split_size(blocks, max_context, _slots(device.index, stored))
     splits = -(-max_context // size)
+    alone = size if fixed_split else max(size, ALONE)
     partial = arrived = None
     if splits > 1:
         partial = torch.empty(sequences, heads, splits, dim + STATS, dtype=torch.float32, device=device)
@@ -233,6 +239,6 @@ def _attend(
     scale_log2 = np.float32(dim**-0.5 * math.log2(math.e))  # exp(x) is exp2(x * log2(e))
     launch_op(
         op, (splits, blocks + more), tensors, rows.shape[1] * dim, ratio, kv_heads, block_size, reciprocal, columns, splits,
-        size, scale_log2, blocks, *coming.counts,
+        size, alone, scale_log2, blocks, *coming.counts,
     )  # fmt: skip
     return out

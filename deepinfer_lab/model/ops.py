@@ -159,8 +159,10 @@ class PagedTokens:
 
     def __init__(self, run: Run, kv: KVPool, rope: Rope, fixed_split: int | None) -> None:
         self._kv, self._rope, self._fixed_split = kv, rope, fixed_split
-        self._table, self._lengths = run.step.block_table[run.sequences], run.step.positions[run.tokens] + 1
+        # As they were given: what is computed within a captured step must not be read ahead.
+        self._table, self._lengths = run.step.block_table[run.sequences], run.step.seq_lens[run.sequences]
         if run.is_chunk:
+            self._lengths = run.step.positions[run.tokens] + 1
             self._table = self._table.repeat(len(self._lengths), 1)
         self._at_once = len(self._lengths) if fixed_split is None else FIXED_SPLIT_QUERIES
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -104,7 +105,7 @@ def test_head_dims_and_ratios(make, quantised, dim, ratio):
 
 
 @CACHES
-@pytest.mark.parametrize("length", [1, 15, 16, 17, 63, 64, 65, 255, 4096, 32768])
+@pytest.mark.parametrize("length", [1, 15, 16, 17, 63, 64, 65, 255, 256, 257, 4096, 32768])
 def test_one_sequence_of_any_length(make, quantised, length):
     for kv_heads in (1, 3):
         make([length], 7 * kv_heads, kv_heads, 128, quantised=quantised).check()
@@ -222,7 +223,7 @@ class NewTokens:
 @pytest.mark.parametrize("ratio", RATIOS)
 def test_rotating_and_writing_first_gives_the_same_bits(make, quantised, dim, ratio):
     """As a split's first position (65), its last (64, 128) and between, and in the only one (1)."""
-    tokens = NewTokens.of(make([1, 16, 64, 65, 128, 600], 2 * ratio, 2, dim, quantised=quantised))
+    tokens = NewTokens.of(make([1, 16, 17, 64, 65, 128, 256, 257, 600], 2 * ratio, 2, dim, quantised=quantised))
     for split in (None, 64, 640):
         tokens.check(fixed_split=split)
 
@@ -244,6 +245,48 @@ def test_rotating_and_writing_first_in_a_graph(make, quantised):
         graph.replay()
         torch.cuda.synchronize()
         assert torch.equal(out, expected)
+
+
+@CACHES
+def test_steps_that_follow_one_another(make, quantised):
+    """Replays back to back: each reads before its wait what those before it have left in the cache, and after it what the
+    kernel before has written."""
+    tokens = NewTokens.of(make([300, 64, 1, 250], 16, 2, 128, quantised=quantised))
+    case, memory, weight = tokens.case, tokens.case.pool.layer(0), torch.ones(128, device="cuda").half()
+    cache = [x for x in (memory.k, memory.v, memory.k_scale, memory.v_scale) if x is not None]
+    case.lengths.sub_(torch.tensor([40, 40, 0, 40], device="cuda"))
+    lengths, before = case.lengths.clone(), [x.clone() for x in cache]
+    given, x, out = (
+        torch.randn(30, *tokens.qkv.shape, device="cuda").half(),
+        tokens.qkv.clone(),
+        torch.empty_like(case.q),
+    )
+
+    def step() -> None:
+        elementwise.rms_norm(x.view(-1, 128), weight, 1e-5, out=tokens.qkv.view(-1, 128))
+        rotate_write_decode(
+            tokens.qkv, tokens.cos, tokens.sin, memory.k, memory.v, case.table, case.lengths, block_size=16,
+            max_context=300, k_scale=memory.k_scale, v_scale=memory.v_scale, out=out,
+        )  # fmt: skip
+
+    def outputs(run: Callable[[], None]) -> torch.Tensor:
+        case.lengths.copy_(lengths)
+        for tensor, old in zip(cache, before, strict=True):
+            tensor.copy_(old)
+        found = []
+        for rows in given:
+            x.copy_(rows)
+            run()
+            found.append(out.clone())
+            case.lengths.add_(1)
+        return torch.stack(found)
+
+    expected = outputs(step)
+    assert expected.isfinite().all()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    assert torch.equal(outputs(graph.replay), expected)
 
 
 def test_reading_ahead_changes_nothing(make):

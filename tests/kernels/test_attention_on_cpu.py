@@ -109,8 +109,9 @@ class Cache:
 @CACHES
 @pytest.mark.parametrize(("dim", "heads", "kv_heads"), [(64, 3, 1), (80, 2, 2), (96, 7, 1), (128, 24, 2)])
 def test_attention(on_host, quantised, dim, heads, kv_heads):
-    """128 with a ratio of 12 takes two groups of heads; 145 is more than one tile for each warp."""
-    for block_size, lengths, split in ((16, [145, 1, 17], None), (4, [64, 63, 5], 64), (12, [70, 130, 16], 64)):
+    """128 with a ratio of 12 takes two groups of heads; 145 is more than one tile for each warp; 256 is still one split."""
+    cases = ((16, [145, 1, 17], None), (4, [64, 63, 5], 64), (12, [70, 130, 16], 64), (16, [257, 256, 16], None))
+    for block_size, lengths, split in cases:
         case = Cache.random(lengths, heads, kv_heads, dim, block_size, quantised)
         out = case.kernel(fixed_split=split)
         assert torch.allclose(out.float(), case.reference(), rtol=4e-3, atol=4e-3), (block_size, lengths)
@@ -135,7 +136,7 @@ def test_rotating_and_writing_first(on_host, quantised, dim, heads, kv_heads):
     parts = qkv[:4].split((heads, kv_heads, kv_heads), dim=1)
     caches = (memory.k, memory.v, memory.k_scale, memory.v_scale)
     q[:4] = elementwise.rope_write(*parts, cos, sin, last, slots, *caches)
-    for split in (64, 192):
+    for split in (64, 192, None):
         expected = replace(case, q=q).kernel(fixed_split=split)
         after = [x.clone() for x in tensors]
         for tensor, old in zip(tensors, before, strict=True):

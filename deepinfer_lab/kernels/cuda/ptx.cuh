@@ -30,6 +30,11 @@ __device__ __forceinline__ unsigned mask_set(unsigned bits, unsigned mask, unsig
 // kernel would be done before them. What an earlier kernel wrote is read through pointers without __restrict__, or at addresses
 // that were: what is promised not to change, the compiler may read before the wait. Launched otherwise, and before sm_90, there
 // is nothing to wait for.
+//
+// "Earlier" is within one captured graph: nowhere else are kernels launched so (kernels/loader.py). A graph's first kernels
+// start when all that was enqueued before its replay is done, and no kernel starts before they do. So what no kernel of the
+// graph writes can be read before the wait: weights; numbers of the step that were copied in before the replay; and what the
+// steps before this one have left in the cache.
 __device__ __forceinline__ void release_next() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
@@ -43,6 +48,11 @@ __device__ __forceinline__ void await_previous() {
 __device__ __forceinline__ void take_turn() {
     release_next();
     await_previous();
+}
+
+// Has the 32 bytes around an address brought to the L2.
+__device__ __forceinline__ void prefetch_sector(const void* at) {
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(__cvta_generic_to_global(at)) : "memory");
 }
 
 // Has memory brought to the L2: `bytes` from an address on, both multiples of 16. Nothing before sm_90.

@@ -46,3 +46,4 @@ inline void prefetch_l2(const void* from, int bytes) {
     std::lock_guard lock(prefetching);
     prefetches.push_back({static_cast<const char*>(from), bytes});
 }
+inline void prefetch_sector(const void* at) { static_cast<void>(*static_cast<const volatile char*>(at)); }

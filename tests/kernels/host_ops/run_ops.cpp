@@ -151,7 +151,7 @@ int main() {
                     if (h[0] >= FIRST_PRODUCT) return product(products[h[0] - FIRST_PRODUCT]);
                     decode[h[0]](b[0], b[1], b[2], b[3], b[4], b[5], b[6], b[7], b[8], b[9], b[10], b[11], b[12], b[13],
                                  b[14], b[15], b[16], b[17], n[0], n[1], n[2], n[3], static_cast<unsigned>(f[4]), n[5],
-                                 n[6], n[7], f[8], n[9], n[10], n[11], n[12], n[13], n[14], n[15]);
+                                 n[6], n[7], n[8], f[9], n[10], n[11], n[12], n[13], n[14], n[15], n[16]);
             }
         });
         for (const Prefetch& each : prefetches) count(each, b);

@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -104,7 +105,7 @@ def test_head_dims_and_ratios(make, quantised, dim, ratio):
 
 
 @CACHES
-@pytest.mark.parametrize("length", [1, 15, 16, 17, 63, 64, 65, 255, 4096, 32768])
+@pytest.mark.parametrize("length", [1, 15, 16, 17, 63, 64, 65, 255, 256, 257, 4096, 32768])
 def test_one_sequence_of_any_length(make, quantised, length):
     for kv_heads in (1, 3):
         make([length], 7 * kv_heads, kv_heads, 128, quantised=quantised).check()
@@ -222,7 +223,7 @@ class NewTokens:
 @pytest.mark.parametrize("ratio", RATIOS)
 def test_rotating_and_writing_first_gives_the_same_bits(make, quantised, dim, ratio):
     """As a split's first position (65), its last (64, 128) and between, and in the only one (1)."""
-    tokens = NewTokens.of(make([1, 16, 64, 65, 128, 600], 2 * ratio, 2, dim, quantised=quantised))
+    tokens = NewTokens.of(make([1, 16, 17, 64, 65, 128, 256, 257, 600], 2 * ratio, 2, dim, quantised=quantised))
     for split in (None, 64, 640):
         tokens.check(fixed_split=split)
 
@@ -244,6 +245,67 @@ def test_rotating_and_writing_first_in_a_graph(make, quantised):
         graph.replay()
         torch.cuda.synchronize()
         assert torch.equal(out, expected)
+
+
+@CACHES
+def test_steps_that_follow_one_another(make, quantised):
+    """Replays back to back: each reads before its wait what those before it have left in the cache, and after it what the
+    kernel before has written."""
+    tokens = NewTokens.of(make([300, 64, 1, 250], 16, 2, 128, quantised=quantised))
+    case, memory, weight = tokens.case, tokens.case.pool.layer(0), torch.ones(128, device="cuda").half()
+    cache = [x for x in (memory.k, memory.v, memory.k_scale, memory.v_scale) if x is not None]
+    case.lengths.sub_(torch.tensor([40, 40, 0, 40], device="cuda"))
+    lengths, before = case.lengths.clone(), [x.clone() for x in cache]
+    given, x, out = (
+        torch.randn(30, *tokens.qkv.shape, device="cuda").half(),
+        tokens.qkv.clone(),
+        torch.empty_like(case.q),
+    )
+
+    def step() -> None:
+        elementwise.rms_norm(x.view(-1, 128), weight, 1e-5, out=tokens.qkv.view(-1, 128))
+        rotate_write_decode(
+            tokens.qkv, tokens.cos, tokens.sin, memory.k, memory.v, case.table, case.lengths, block_size=16,
+            max_context=300, k_scale=memory.k_scale, v_scale=memory.v_scale, out=out,
+        )  # fmt: skip
+
+    def outputs(run: Callable[[], None]) -> torch.Tensor:
+        case.lengths.copy_(lengths)
+        for tensor, old in zip(cache, before, strict=True):
+            tensor.copy_(old)
+        found = []
+        for rows in given:
+            x.copy_(rows)
+            run()
+            found.append(out.clone())
+            case.lengths.add_(1)
+        return torch.stack(found)
+
+    expected = outputs(step)
+    assert expected.isfinite().all()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    assert torch.equal(outputs(graph.replay), expected)
+
+
+def test_reading_ahead_changes_nothing(make):
+    """Launched and captured: with less than the L2 has room for, with more, and with views of it."""
+    tokens = NewTokens.of(make([1, 16, 190, 600], 16, 2, 128))
+    weights = [torch.randint(0, 256, (size,), dtype=torch.uint8, device="cuda") for size in (16, 2**20 + 48, 2**26)]
+    kept = [weight.clone() for weight in weights]
+    for split in (None, 64, 640):
+        expected = tokens.one(fixed_split=split)
+        for ahead in (weights[:1], weights, (*weights, *(weight[:16] for weight in weights))):
+            assert torch.equal(tokens.one(fixed_split=split, ahead=ahead), expected)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                out = tokens.one(fixed_split=split, ahead=ahead)
+            out.fill_(torch.nan)
+            graph.replay()
+            torch.cuda.synchronize()
+            assert torch.equal(out, expected)
+    assert all(torch.equal(now, old) for now, old in zip(weights, kept, strict=True))
 
 
 def test_no_positions_give_zeros(make):
@@ -286,6 +348,10 @@ def test_refusals(make):
     tokens = NewTokens.of(case)
     with pytest.raises(KernelError, match=r"4 rows of qkv, must be more than twice 2 KV heads"):
         dataclasses.replace(tokens, qkv=tokens.qkv[:, :4].contiguous()).one()
+    with pytest.raises(KernelError, match=r"7 tensors ahead, must be at most 6"):
+        tokens.one(ahead=[tokens.cos] * 7)
+    with pytest.raises(KernelError, match=r"ahead\[1\] is on cpu, must be on a CUDA device"):
+        tokens.one(ahead=(tokens.cos, torch.zeros(16)))
     with pytest.raises(KernelError, match=r"cos has shape"):
         dataclasses.replace(tokens, cos=tokens.cos[:, 1:].contiguous()).one()
     with pytest.raises(KernelError, match=r"7 query heads, must be a multiple of 2 KV heads"):

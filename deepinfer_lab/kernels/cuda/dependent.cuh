@@ -4,6 +4,11 @@
 // kernel would be done before them. What an earlier kernel wrote is read through pointers without __restrict__, or at addresses
 // that were: what is promised not to change, the compiler may read before the wait. Launched otherwise, and before sm_90, there
 // is nothing to wait for.
+//
+// "Earlier" is within one captured graph: nowhere else are kernels launched so (kernels/loader.py). A graph's first kernels
+// start when all that was enqueued before its replay is done, and no kernel starts before they do. So what no kernel of the
+// graph writes can be read before the wait: weights; numbers of the step that were copied in before the replay; and what the
+// steps before this one have left in the cache.
 #pragma once
 
 __device__ __forceinline__ void release_next() {

@@ -10,9 +10,13 @@
 // Before that, a block may have to rotate its query heads, and the one with a sequence's last position to write that position's
 // K and V. No other block reads them, but those with further query heads of the same KV head, which write the same bytes. After
 // it, the last block to be done with a sequence and its query heads adds up what the splits have found.
+//
+// The grid may end with rows of blocks that attend to nothing: they bring to the L2 what the next products will read.
 #pragma once
 #include "async_ptx.cuh"
+#include "prefetch.cuh"
 #include "paged_tile.cuh"
+#include "read_ahead.cuh"
 #include "rope.cuh"
 
 constexpr int WARPS = 4, TILE = 16, HEADS = 8;
@@ -93,7 +97,10 @@ __device__ __forceinline__ void combine(const float* partial, half_t* __restrict
 // q: of each sequence, `row_stride` values after another's: heads * D values. With cos and sin, [positions, D / 2], they are to
 // be rotated, and kv_heads rows of D for K (to be rotated) and as many for V follow them, to be written to the last position.
 // k, v: [slots, kv_heads, D]. k_scales, v_scales: [slots, kv_heads] for int8.
-// Grid: (splits, sequences * kv_heads * groups), where ratio = heads / kv_heads, and groups = ceil(ratio / 8).
+// Grid: (splits, rows and any number more), where rows = sequences * kv_heads * groups, ratio = heads / kv_heads, and
+// groups = ceil(ratio / 8).
+// alone: a sequence of up to so many positions is one split, at least split_size. It then takes three rounds more of its
+// warps' loads at most, which are on their way before; results of several splits take a fence, a counter and two reads.
 // out: [sequences, heads, D]. Sequences that have several splits also take partial, [sequences, heads, splits, D + STATS], each
 // split's sum of exp2(score - max) * v and STATS; and a counter for each blockIdx.y, zero before and after.
 template <int D, int SIZE>
@@ -103,47 +110,84 @@ __device__ __forceinline__ void paged_decode(const half_t* q, const half_t* __re
                                              half_t* __restrict__ out, float* __restrict__ partial,
                                              unsigned* __restrict__ arrived, int row_stride, int ratio, int kv_heads,
                                              int block_size, unsigned reciprocal, int columns, int splits, int split_size,
-                                             float scale_log2) {
+                                             int alone, float scale_log2, int rows, const Ahead& ahead) {
     using S = Spread<D, SIZE>;
     constexpr int Q_STRIDE = D + 32;  // rows of shared_q begin at different banks
     __shared__ __align__(16) half_t shared_q[HEADS][Q_STRIDE];
     __shared__ float shared_max[WARPS][HEADS], shared_sum[WARPS][HEADS];
     __shared__ __align__(16) float shared_out[WARPS][HEADS][D];
     __shared__ bool last;
-    take_turn();
-    const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+    release_next();
+    if (static_cast<int>(blockIdx.y) >= rows) {
+        ahead.bring((blockIdx.y - rows) * splits + blockIdx.x, (gridDim.y - rows) * splits);
+        return await_previous();
+    }
+    // What rotate_write_decode reads before the wait, no kernel of the step writes: lengths, tables, angles, and all of K and V
+    // but the last position. By itself attention knows nothing of where they come from.
+    if (!cos) await_previous();
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     const Share share(blockIdx.y, ratio, kv_heads);
     const int sequence = share.sequence, kv_head = share.kv_head;
     const int length = static_cast<int>(seq_lens[sequence]), begin = blockIdx.x * split_size;
-    if (begin >= length && blockIdx.x > 0) return;  // nobody will read this split
-    const int end = min(length, begin + split_size);
+    const bool whole = length <= alone;
+    if (blockIdx.x > 0 && (whole || begin >= length)) return await_previous();  // nobody will read this split
+    const int end = whole ? length : min(length, begin + split_size);
     const Pages pages = {block_table + static_cast<size_t>(sequence) * columns, block_size, reciprocal, end - 1};
+    const unsigned char *k_base = k + kv_head * (D * SIZE), *v_base = v + kv_head * (D * SIZE);
+    k_scales += SIZE == 1 ? kv_head * 2 : 0, v_scales += SIZE == 1 ? kv_head * 2 : 0;
 
     const int k_offset = g / 2 * 4, k_odd = g % 2, v_offset = t * 4;  // of this lane's positions within a tile
+    constexpr int ROUND = WARPS * TILE;
     int position = begin + warp * TILE;
-    int2 k_four = pages.four(position + k_offset), v_four = pages.four(position + v_offset);
+    int2 k_four, v_four;
+    Tile<D, SIZE> tile;
+    const auto load_first = [&] {
+        k_four = pages.four(position + k_offset), v_four = pages.four(position + v_offset);
+        tile.load_k(k_base, k_scales, v_scales, kv_heads, k_four, k_odd, t);
+        tile.load_v(v_base, kv_heads, v_four, g);
+        k_four = pages.four(position + ROUND + k_offset), v_four = pages.four(position + ROUND + v_offset);
+    };
+    const bool early = !cos || position + TILE < length;
+    if (early) load_first();
+    const bool is_v = warp % 2, writes = cos && end == length && length > 0 && warp < 2;
+    const int new_slot = writes ? pages.slot(length - 1) : 0;
+    Angles<(D + 63) / 64> angles;
+    if (cos) {
+        const size_t first = static_cast<size_t>(max(length - 1, 0)) * (D / 2);
+        angles.load(cos + first, sin + first, D);
+        // The other tiles of a sequence that one block attends to: to the L2, a lane K or V of one position.
+        for (int from = position + ROUND; whole && from < end; from += ROUND) {
+            if (from + lane / 2 >= end) continue;
+            const int slot = pages.slot(from + lane / 2);
+            const unsigned char* row = row_of(lane % 2 ? v_base : k_base, slot, kv_heads * (D * SIZE));
+#pragma unroll
+            for (int at = 0; at < D * SIZE; at += 32) prefetch_sector(row + at);
+            if constexpr (SIZE == 1) prefetch_sector(row_of(lane % 2 ? v_scales : k_scales, slot, kv_heads * 2));
+        }
+        // Never true, which the compiler cannot know: it would put off what has nothing to do with the wait until after it.
+        if (settled(length) < 0) __trap();
+        await_previous();
+    }
     {  // Each warp takes two query heads to shared memory, the first a new K to the cache, the second a new V.
-        const half_t* rows = q + static_cast<size_t>(sequence) * row_stride;
-        const size_t angles = static_cast<size_t>(max(length - 1, 0)) * (D / 2);
+        const half_t* new_rows = q + static_cast<size_t>(sequence) * row_stride;
         HeadRow<(D + 63) / 64> query[HEADS / WARPS], written;
-        const bool is_v = warp % 2, writes = cos && end == length && length > 0 && warp < 2;
-        if (writes) written.load(rows + ((ratio + is_v) * kv_heads + kv_head) * D, D);
+        if (writes) written.load(new_rows + ((ratio + is_v) * kv_heads + kv_head) * D, D);
 #pragma unroll
         for (int i = 0; i < HEADS / WARPS; ++i) {
             const int head = warp + i * WARPS;
-            if (head < share.count) query[i].load(rows + (share.head + head) * D, D);
+            if (head < share.count) query[i].load(new_rows + (share.head + head) * D, D);
         }
 #pragma unroll
         for (int i = 0; i < HEADS / WARPS; ++i) {
             const int head = warp + i * WARPS;
             if (head >= share.count) continue;
-            if (cos) query[i].rotate(cos + angles, sin + angles, D);
+            if (cos) query[i].rotate(angles, D);
             query[i].store(shared_q[head], D);
         }
         if (writes) {
-            if (!is_v) written.rotate(cos + angles, sin + angles, D);
-            const size_t vector = static_cast<size_t>(pages.four(length - 1).x + (length - 1) % 4) * kv_heads + kv_head;
-            unsigned char* to = (is_v ? v : k) + vector * (D * SIZE);
+            if (!is_v) written.rotate(angles, D);
+            const size_t vector = static_cast<size_t>(new_slot) * kv_heads;  // from the KV head's first on
+            unsigned char* to = (is_v ? v : k) + (vector + kv_head) * (D * SIZE);
             if constexpr (SIZE == 1) {
                 half_t* scale = reinterpret_cast<half_t*>(is_v ? v_scales : k_scales) + vector;
                 written.store(reinterpret_cast<signed char*>(to), scale, D);
@@ -153,6 +197,7 @@ __device__ __forceinline__ void paged_decode(const half_t* q, const half_t* __re
         }
         __syncthreads();
     }
+    if (!early) load_first();
 
     unsigned q_fragment[S::STEPS][2] = {};
     if (g < share.count) {
@@ -165,15 +210,8 @@ __device__ __forceinline__ void paged_decode(const half_t* q, const half_t* __re
 
     // From here on, [2] counts this lane's two heads, 2t and 2t + 1.
     float top[2] = {LOWEST, LOWEST}, sum[2] = {}, o[S::STEPS][4] = {};
-    const unsigned char *k_base = k + kv_head * (D * SIZE), *v_base = v + kv_head * (D * SIZE);
-    k_scales += SIZE == 1 ? kv_head * 2 : 0, v_scales += SIZE == 1 ? kv_head * 2 : 0;
-    Tile<D, SIZE> tile;
-    tile.load_k(k_base, k_scales, v_scales, kv_heads, k_four, k_odd, t);
-    tile.load_v(v_base, kv_heads, v_four, g);
-    int next = position + WARPS * TILE;
-    k_four = pages.four(next + k_offset), v_four = pages.four(next + v_offset);
 
-    for (; position < end; position = next, next += WARPS * TILE) {
+    for (; position < end; position += ROUND) {  // what is settled here is worked out in each round: registers are scarce
         float s[4] = {};
 #pragma unroll
         for (int step = 0; step < S::STEPS; ++step) {
@@ -185,11 +223,11 @@ __device__ __forceinline__ void paged_decode(const half_t* q, const half_t* __re
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
             const float factor = SIZE == 1 ? scale_log2 * to_float(static_cast<half_t>(scales[i / 2])) : scale_log2;
-            const bool exists = position + k_offset + k_odd + i / 2 * 2 < end;
+            const bool exists = position + settled(k_offset + k_odd) + i / 2 * 2 < end;
             s[i] = exists ? s[i] * factor : 2 * LOWEST;
         }
         tile.load_k(k_base, k_scales, v_scales, kv_heads, k_four, k_odd, t);
-        k_four = pages.four(next + WARPS * TILE + k_offset);
+        k_four = pages.four(position + 2 * ROUND + k_offset);
 
         float correction[2];
 #pragma unroll
@@ -213,15 +251,15 @@ __device__ __forceinline__ void paged_decode(const half_t* q, const half_t* __re
             for (int i = 0; i < 4; ++i) o[step][i] *= correction[i % 2];
             mma(o[step], a, b0, b1);
         }
-        tile.load_v(v_base, kv_heads, v_four, g);
-        v_four = pages.four(next + WARPS * TILE + v_offset);
+        tile.load_v(v_base, kv_heads, v_four, settled(g));
+        v_four = pages.four(position + 2 * ROUND + v_offset);
     }
 
-    // The four warps' results become one. Whose they are is found out again: in the loop, registers are scarce.
+    // The four warps' results become one. Whose they are is found out again, for the same reason.
     const Share mine(settled(blockIdx.y), ratio, kv_heads);
     const size_t first_row = static_cast<unsigned>(mine.sequence * ratio * kv_heads + mine.head);
     const int found = static_cast<int>(seq_lens[mine.sequence]);
-    const int used = max(1, min(splits, (found + split_size - 1) / split_size));
+    const int used = found <= alone ? 1 : min(splits, (found + split_size - 1) / split_size);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
         const float total = sum_over_g(sum[i]);
@@ -275,9 +313,12 @@ __device__ __forceinline__ void paged_decode(const half_t* q, const half_t* __re
     extern "C" __global__ void __launch_bounds__(WARPS * 32, AT_LEAST(BLOCKS))                                           \
         NAME(const half_t* q, const half_t* cos, const half_t* sin, unsigned char* k, unsigned char* v,                  \
              unsigned char* k_scales, unsigned char* v_scales, const long long* block_table, const long long* seq_lens,  \
-             half_t* out, float* partial, unsigned* arrived, int row_stride, int ratio, int kv_heads, int block_size,    \
-             unsigned reciprocal, int columns, int splits, int split_size, float scale_log2) {                           \
+             half_t* out, float* partial, unsigned* arrived, const unsigned char* a0, const unsigned char* a1,           \
+             const unsigned char* a2, const unsigned char* a3, const unsigned char* a4, const unsigned char* a5,         \
+             int row_stride, int ratio, int kv_heads, int block_size, unsigned reciprocal, int columns, int splits,      \
+             int split_size, int alone, float scale_log2, int rows, int n0, int n1, int n2, int n3, int n4, int n5) {    \
+        const Ahead ahead = {{a0, a1, a2, a3, a4, a5}, {n0, n1, n2, n3, n4, n5}};                                        \
         paged_decode<D, SIZE>(q, cos, sin, k, v, k_scales, v_scales, block_table, seq_lens, out, partial, arrived,       \
-                              row_stride, ratio, kv_heads, block_size, reciprocal, columns, splits, split_size,          \
-                              scale_log2);                                                                               \
+                              row_stride, ratio, kv_heads, block_size, reciprocal, columns, splits, split_size, alone,   \
+                              scale_log2, rows, ahead);                                                                  \
     }

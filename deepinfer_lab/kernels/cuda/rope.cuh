@@ -12,7 +12,20 @@ __device__ __forceinline__ signed char quantised(half_t x, float divisor) {
     return static_cast<signed char>(fminf(fmaxf(rintf(to_float(x) / divisor), -127.0f), 127.0f));
 }
 
-// PAIRS: of a lane, dims / 64 rounded up.
+// The angles of one position, a lane's PAIRS of them: dims / 64 rounded up. cos, sin: dims / 2 of each.
+template <int PAIRS>
+struct Angles {
+    half_t cosine[PAIRS], sine[PAIRS];
+
+    __device__ __forceinline__ void load(const half_t* cos, const half_t* sin, int dims) {
+#pragma unroll
+        for (int j = 0; j < PAIRS; ++j) {
+            const int i = threadIdx.x % 32 + j * 32;
+            if (i < dims / 2) cosine[j] = cos[i], sine[j] = sin[i];
+        }
+    }
+};
+
 template <int PAIRS>
 struct HeadRow {
     half_t first[PAIRS], second[PAIRS];
@@ -25,13 +38,13 @@ struct HeadRow {
         }
     }
 
-    // cos, sin: of the row's position, dims / 2 of each.
-    __device__ __forceinline__ void rotate(const half_t* cos, const half_t* sin, int dims) {
+    __device__ __forceinline__ void rotate(const Angles<PAIRS>& angles, int dims) {
 #pragma unroll
         for (int j = 0; j < PAIRS; ++j) {
             const int i = threadIdx.x % 32 + j * 32;
             if (i >= dims / 2) continue;
-            const float c = to_float(cos[i]), s = to_float(sin[i]), a = to_float(first[j]), b = to_float(second[j]);
+            const float c = to_float(angles.cosine[j]), s = to_float(angles.sine[j]);
+            const float a = to_float(first[j]), b = to_float(second[j]);
             first[j] = to_half(a * c - b * s), second[j] = to_half(b * c + a * s);
         }
     }

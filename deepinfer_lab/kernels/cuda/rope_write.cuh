@@ -24,8 +24,10 @@ __device__ __forceinline__ void rope_write(const half_t* q, const half_t* k,
     HeadRow<MAX_PAIRS> x;
     x.load((is_q ? q + token * q_stride : is_v ? v + token * v_stride : k + token * k_stride) + head * dims, dims);
     if (!is_v) {
-        const size_t angles = positions[token] * (dims / 2);
-        x.rotate(cos + angles, sin + angles, dims);
+        const size_t first = positions[token] * (dims / 2);
+        Angles<MAX_PAIRS> angles;
+        angles.load(cos + first, sin + first, dims);
+        x.rotate(angles, dims);
     }
     if (is_q) return x.store(q_out + (token * heads + head) * dims, dims);
     const long long vector = slots[token] * kv_heads + head;

@@ -17,7 +17,7 @@ from deepinfer_lab.kernels.wgmma_cuts import WGMMA_CUTS
 
 # What a plan is chosen by, in cycles of a multiprocessor of the H200, as a profile of blocks of 128 outputs has it.
 COLUMN = 0.5  # of N of wgmma m64nNk16: four tensor cores, each of 512 multiply-adds a cycle
-UNIT, STEP = 400, 440  # of a warpgroup: of the barriers of a unit; of each 64 outputs and 64 k, most of it decoding
+UNIT, STEP = 400, 440  # of a warpgroup: of the barriers of a unit; of 64 k, most of it decoding
 BYTE_FROM_L2, WEIGHT_BYTE = 1 / 20, 1 / 18  # all multiprocessors reading; the latter from memory
 START, TILE, SUM = 3000, 800, 0.2  # of a block; of a tile that it finishes, and a sum of it
 ADD_PARTS = 5000  # of parts of one tile, beside what they weigh
@@ -29,8 +29,14 @@ def plan(bits: int, m: int, n: int, k: int, multiprocessors: int, shared: int) -
     Args:
         shared: bytes of shared memory that a block may have.
     """
-    cuts = [cut for cut in WGMMA_CUTS if cut.bits == bits and cut.shared <= shared]
-    plans = [Plan(cut, blocks) for cut in cuts for blocks in block_counts(cut, m, n, k, multiprocessors, shared)]
+    plans = [
+        Plan(cut, blocks)
+        for cut in WGMMA_CUTS
+        if cut.bits == bits and cut.shared <= shared
+        for blocks in block_counts(cut, m, n, k, multiprocessors, shared)
+        # Where two parts of a tile or more find a multiprocessor each, unequal ones have taken up to 1.5 times as long as this.
+        if blocks % tiles_of(cut, m, n) == 0 or 2 * tiles_of(cut, m, n) > multiprocessors
+    ]
     return min(plans, key=lambda p: cycles(p, m, n, k, multiprocessors))
 
 
@@ -40,7 +46,7 @@ def cycles(p: Plan, m: int, n: int, k: int, multiprocessors: int) -> float:
     rows = min(m, cut.rows)
     weights, activations = cut.outputs * cut.unit_k * cut.bits / 8, rows * cut.unit_k * 2
     products = cut.outputs / 64 * cut.rows * (cut.unit_k / 16) * COLUMN
-    chain = (UNIT + 2 * cut.each * STEP) / cut.teams
+    chain = (UNIT + 2 * STEP) / cut.teams
     unit = max(products, chain, (weights + activations) * BYTE_FROM_L2, weights * WEIGHT_BYTE)
     share = -(-tiles * units // p.blocks)  # of the block with most
     finish = (TILE + cut.outputs * rows * SUM) * max(share / units, 1)

@@ -12,13 +12,12 @@ class WgmmaCut:
     """The arguments of `GroupCut` in wgmma.cuh, which says what they mean.
 
     Attributes:
-        bits: of a weight. across: warpgroups along outputs. each: 64s of outputs of one. teams: of a block.
+        bits: of a weight. across: warpgroups along outputs. teams: of a block.
         rows: that a block owns. stages: slots of the ring. ahead: halves of units' activations in registers.
     """
 
     bits: int
     across: int
-    each: int
     teams: int
     rows: int
     stages: int
@@ -31,7 +30,7 @@ class WgmmaCut:
     @property
     def outputs(self) -> int:
         """That a block owns."""
-        return GROUP_OUTPUTS * self.across * self.each
+        return GROUP_OUTPUTS * self.across
 
     @property
     def threads(self) -> int:
@@ -58,12 +57,12 @@ class WgmmaCut:
 
 # Narrow blocks for small weights, of which more fit the card; and wider ones, which fetch activations less often.
 WGMMA_CUTS = (
-    WgmmaCut(4, across=1, each=1, teams=2, rows=64, stages=10, ahead=4),
-    WgmmaCut(4, across=2, each=1, teams=1, rows=64, stages=9, ahead=4),
-    WgmmaCut(4, across=3, each=1, teams=1, rows=64, stages=7, ahead=4),
-    WgmmaCut(4, across=2, each=2, teams=1, rows=128, stages=4, ahead=2),
-    WgmmaCut(3, across=1, each=1, teams=2, rows=64, stages=10, ahead=4),
-    WgmmaCut(3, across=2, each=1, teams=1, rows=64, stages=9, ahead=4),
-    WgmmaCut(3, across=3, each=1, teams=1, rows=64, stages=8, ahead=4),
-    WgmmaCut(3, across=2, each=2, teams=1, rows=128, stages=4, ahead=2),
+    WgmmaCut(4, across=1, teams=2, rows=64, stages=10, ahead=4),
+    WgmmaCut(4, across=2, teams=1, rows=64, stages=9, ahead=4),
+    WgmmaCut(4, across=3, teams=1, rows=64, stages=7, ahead=4),
+    WgmmaCut(4, across=3, teams=1, rows=128, stages=4, ahead=2),
+    WgmmaCut(3, across=1, teams=2, rows=64, stages=10, ahead=4),
+    WgmmaCut(3, across=2, teams=1, rows=64, stages=9, ahead=4),
+    WgmmaCut(3, across=3, teams=1, rows=64, stages=8, ahead=4),
+    WgmmaCut(3, across=2, teams=1, rows=128, stages=5, ahead=2),  # 192 outputs take a register more than there are
 )

@@ -131,7 +131,7 @@ def test_nan_and_infinity_stay_in_their_rows(on_host, make_weight, name):
     assert finite[[0, 1, 2, 4, 5, 7, 9, 10]].all()
 
 
-@pytest.mark.parametrize(("name", "blocks"), [("w4_wgmma_64_64", 3), ("w3_wgmma_256_128", 1)])
+@pytest.mark.parametrize(("name", "blocks"), [("w4_wgmma_64_64", 3), ("w3_wgmma_128_128", 1)])
 def test_shared_memory_is_free_of_races(racing_host_ops, make_weight, monkeypatch, arrivals, name, blocks):
     monkeypatch.setattr(mma_block, "launch_op", racing_host_ops.launch)
     cut = BY_NAME[name]
@@ -158,9 +158,9 @@ def test_cuts_are_those_of_the_sources():
     assert sources == sorted(BY_NAME)
     for cut in WGMMA_CUTS:
         text = (SOURCES / f"{cut.name}.cu").read_text()
-        (unpack, *numbers), *_ = re.findall(r"GroupCut<W(\d)Tiles, " + ", ".join([r"(\d+)"] * 6) + ">", text)
+        (unpack, *numbers), *_ = re.findall(r"GroupCut<W(\d)Tiles, " + ", ".join([r"(\d+)"] * 5) + ">", text)
         assert unpack == str(cut.bits)
-        assert [*map(int, numbers)] == [cut.across, cut.each, cut.teams, cut.rows, cut.stages, cut.ahead]
+        assert [*map(int, numbers)] == [cut.across, cut.teams, cut.rows, cut.stages, cut.ahead]
         assert cut.shared <= H200[1]
 
 
@@ -175,8 +175,6 @@ def test_products_are_not_serialised_and_nothing_spills():
     for row in rows:
         cut = BY_NAME[row.kernel]
         assert (row.usage.spill_stores, row.usage.spill_loads, row.usage.stack) == (0, 0, 0), row
-        if cut.each > 1:
-            assert row.usage.registers == 168, "warpgroups that take more than others give away would wait for ever"
         assert row.usage.shared == 0, "the ring starts where shared memory does, or it would not be aligned"
         assert resources.occupancy("sm_90", cut.threads, row.usage.registers, cut.shared).blocks == cut.resident
     assert not [log for log in logs if "wgmma" in log.replace("_wgmma_", "")]

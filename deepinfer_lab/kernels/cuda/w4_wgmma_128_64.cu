@@ -1,7 +1,7 @@
 // Blocks of 64 activation rows and 128 outputs of a W4 weight in tiles, on the tensor cores of sm_90a.
 #include "wgmma.cuh"
 
-using W4Groups128x64 = GroupCut<W4Tiles, 2, 1, 1, 64, 9, 4>;
+using W4Groups128x64 = GroupCut<W4Tiles, 2, 1, 64, 9, 4>;
 
 extern "C" __global__ void __launch_bounds__(W4Groups128x64::THREADS, 1)
 w4_wgmma_128_64(const half_t* x, const char* __restrict__ tiles, const char* __restrict__ scales,

@@ -1,7 +1,7 @@
 // Blocks of 64 activation rows and 192 outputs of a W4 weight in tiles, on the tensor cores of sm_90a.
 #include "wgmma.cuh"
 
-using W4Groups192x64 = GroupCut<W4Tiles, 3, 1, 1, 64, 7, 4>;
+using W4Groups192x64 = GroupCut<W4Tiles, 3, 1, 64, 7, 4>;
 
 extern "C" __global__ void __launch_bounds__(W4Groups192x64::THREADS, 1)
 w4_wgmma_192_64(const half_t* x, const char* __restrict__ tiles, const char* __restrict__ scales,

@@ -8,9 +8,9 @@
 //   one slot: activations of k 0 .. 63 | of k 64 .. 127 | OUTPUTS / 16 units of weights, as they lie in tiles | their scales
 //
 // Its warps have three roles and meet at barriers only, two to a slot: `full` and `empty`.
-//   Multipliers, TEAMS teams of ACROSS warpgroups: a warpgroup takes 64 outputs EACH times, a warp the 16 of one tile. Team i
-//     takes the block's units i, i + TEAMS, ... A unit is two steps of 64 k, for each 64 outputs: the warps decode the weights
-//     of one while the products of the step before are under way. Scales are multiplied into the fragments.
+//   Multipliers, TEAMS teams of ACROSS warpgroups: a warpgroup takes 64 outputs, a warp the 16 of one tile. Team i takes the
+//     block's units i, i + TEAMS, ... A unit is two steps of 64 k: the warps decode the weights of one while the products of
+//     the step before are under way. Scales are multiplied into the fragments.
 //   Three row warps read activations into registers, some steps ahead, and store them.
 //   One weight warp copies weights and scales. It begins before the kernels before its own are done, since they write neither.
 //
@@ -27,24 +27,21 @@ constexpr int GROUP = 128, ROW_WARPS = 3;  // threads of a warpgroup
 
 // How a kernel's blocks are cut. UNPACK: the weights' layout, `W4Tiles` or `W3Tiles`. AHEAD: halves of units' activations that
 // are in the row warps' registers.
-template <class UNPACK, int ACROSS_, int EACH_, int TEAMS_, int ROWS_, int STAGES_, int AHEAD_>
+template <class UNPACK, int ACROSS_, int TEAMS_, int ROWS_, int STAGES_, int AHEAD_>
 struct GroupCut {
     using Unpack = UNPACK;
-    static constexpr int ACROSS = ACROSS_, EACH = EACH_, TEAMS = TEAMS_, ROWS = ROWS_, STAGES = STAGES_, AHEAD = AHEAD_;
-    static constexpr int OUTPUTS = 64 * ACROSS * EACH, TILES = OUTPUTS / MMA_N;
+    static constexpr int ACROSS = ACROSS_, TEAMS = TEAMS_, ROWS = ROWS_, STAGES = STAGES_, AHEAD = AHEAD_;
+    static constexpr int OUTPUTS = 64 * ACROSS, TILES = OUTPUTS / MMA_N;
     static constexpr int TEAM = GROUP * ACROSS, MULTIPLIERS = TEAM * TEAMS;
     static constexpr int THREADS = MULTIPLIERS + 32 * ROW_WARPS + 32;
     static constexpr int PARTS = MMA_K / Unpack::UNIT_K, UNIT_BYTES = PARTS * Unpack::BYTES;
     // Bytes of a slot's parts. Scales: of as many groups as a unit can have.
     static constexpr int HALF = ROWS * 128, WEIGHTS = 2 * HALF, SCALES = WEIGHTS + TILES * UNIT_BYTES;
     static constexpr int TILE_SCALES = QUARTERS * 32, SLOT = (SCALES + TILES * TILE_SCALES + 1023) / 1024 * 1024;
-    static constexpr int ITEMS = ROWS / 8 * EACH * TEAM;   // of four sums of a thread: see `four`
+    static constexpr int ITEMS = ROWS / 8 * TEAM;          // of four sums of a thread: see `four`
     static constexpr int SUMS = (TEAMS - 1) * ITEMS * 16;  // bytes, of all teams but the first
     static constexpr int BARRIERS = STAGES * SLOT + SUMS, SHARED = BARRIERS + 2 * STAGES * 8 + 16;
     static constexpr int ROW_STEP = 4 * ROW_WARPS, LOADS = (ROWS + ROW_STEP - 1) / ROW_STEP;  // of a row thread, of half a unit
-    // Of a thread, where a multiplier needs more than an even share: together, 168 for each of 384 threads.
-    static constexpr int MULTIPLIER_REGISTERS = ROWS == 128 ? 192 : 184, COPIER_REGISTERS = 504 - 2 * MULTIPLIER_REGISTERS;
-    static_assert(EACH == 1 || THREADS == 384, "what the registers are counted for");
     static constexpr int FILLERS = ROW_WARPS + 1 + 32;  // arrivals at a full slot: 33 are the weight warp's
     static_assert(TILES <= 32, "a lane of the weight warp orders one copy of a unit");
     static_assert(AHEAD % 2 == 0 && ROWS % 4 == 0, "whole units, and each half's registers are known");
@@ -241,38 +238,28 @@ __device__ __forceinline__ void multiply(const Block<C>& block, const Operands& 
         at += part.count;
         Sums<C> sum;
 #pragma unroll
-        for (int i = 0; i < C::EACH * C::ROWS / 2; ++i) {
-            float& one = sum[i / (C::ROWS / 2)][i % (C::ROWS / 2)];
-            one = 0.0f, pin(one);
-        }
+        for (int i = 0; i < C::ROWS / 2; ++i) sum[i] = 0.0f, pin(sum[i]);
         unsigned a[2][4][4];
         int before = -1;  // the slot that the products under way read
         for (; next_unit < part.count; next_unit += C::TEAMS) {
             char* const slot = block.slot(turn.slot);
             await(block.full(turn.slot), turn.parity);
             publish_stores();  // here, since in a row warp this would wait for its loads, too
-            typename C::Unpack weights[C::EACH][C::PARTS];
+            typename C::Unpack weights[C::PARTS];
 #pragma unroll
-            for (int i = 0; i < C::EACH * C::PARTS; ++i) {
-                const int each = i / C::PARTS, p = i % C::PARTS;
-                const char* const unit = slot + to_weights + each * (C::TEAM / 32 * C::UNIT_BYTES);
-                weights[each][p].load(unit + p * C::Unpack::BYTES, lane);
-            }
+            for (int i = 0; i < C::PARTS; ++i) weights[i].load(slot + to_weights + i * C::Unpack::BYTES, lane);
             const unsigned long long rows = describe(slot);
 #pragma unroll
-            for (int step = 0; step < 2 * C::EACH; ++step) {
-                const int half = step / C::EACH, each = step % C::EACH;
-                unsigned(&next)[4][4] = a[step % 2];
-                const char* const scales = slot + to_scales + each * (C::TEAM / 32 * C::TILE_SCALES);
-                decode<C>(weights[each], scales, of.group_shift, half, next);
+            for (int half = 0; half < 2; ++half) {
+                decode<C>(weights, slot + to_scales, of.group_shift, half, a[half]);
 #pragma unroll
-                for (int i = 0; i < 16; ++i) pin(next[i / 4][i % 4]);
+                for (int i = 0; i < 16; ++i) pin(a[half][i / 4][i % 4]);
                 begin_products();
 #pragma unroll
-                for (int p = 0; p < 4; ++p) multiply_async<C::ROWS>(sum[each], next[p], rows + (half * C::HALF + p * 32) / 16);
+                for (int p = 0; p < 4; ++p) multiply_async<C::ROWS>(sum, a[half][p], rows + (half * C::HALF + p * 32) / 16);
                 end_products();
                 await_products<1>();
-                if (step == 0 && before >= 0 && lane == 0) arrive(block.empty(before));
+                if (half == 0 && before >= 0 && lane == 0) arrive(block.empty(before));
             }
             before = turn.slot;
             turn.advance(C::TEAMS);
@@ -280,7 +267,7 @@ __device__ __forceinline__ void multiply(const Block<C>& block, const Operands& 
         next_unit -= part.count;
         await_products<0>();
 #pragma unroll
-        for (int i = 0; i < C::EACH * C::ROWS / 2; ++i) pin(sum[i / (C::ROWS / 2)][i % (C::ROWS / 2)]);
+        for (int i = 0; i < C::ROWS / 2; ++i) pin(sum[i]);
         if (before >= 0 && lane == 0) arrive(block.empty(before));
         if constexpr (C::TEAMS > 1) add_teams<C>(block.sums(), team, thread, sum);
         if (team == 0) finish_part<C>(block, of, part, at == block.end, thread, sum);
@@ -303,13 +290,11 @@ __device__ __forceinline__ void wgmma_block(const half_t* x, const char* tiles, 
     __syncthreads();
     const int warp = threadIdx.x / 32 - C::MULTIPLIERS / 32;  // beyond the multipliers
     if (warp >= 0) {
-        if constexpr (C::EACH > 1) give_registers<C::COPIER_REGISTERS>();
         const Block<C> block(launch_patterns(), of);
         if (warp == ROW_WARPS) return copy_weights(block, of);
         await_previous();
         return copy_rows(block, of, warp);
     }
-    if constexpr (C::EACH > 1) take_registers<C::MULTIPLIER_REGISTERS>();
     const Block<C> block(launch_patterns(), of);
     await_previous();
     multiply(block, of);

@@ -9,15 +9,14 @@
 
 constexpr int PATIENCE = 12;  // looks at `arrived`, of some 700 cycles each
 
-// A thread's sums: of EACH times 64 outputs, 8j + 2t and 8j + 2t + 1 of the rows and outputs g and g + 8 of a tile in 4j ...
+// A thread's sums: of rows 8j + 2t and 8j + 2t + 1 and outputs g and g + 8 of a tile in 4j ...
 template <class C>
-using Sums = float[C::EACH][C::ROWS / 2];
+using Sums = float[C::ROWS / 2];
 
-// Item i of a thread: of eight rows i / EACH.
+// Item j of a thread: of eight rows.
 template <class C>
-__device__ __forceinline__ float4 four(const Sums<C>& sum, int i) {
-    const float* const from = sum[i % C::EACH] + i / C::EACH * 4;
-    return {from[0], from[1], from[2], from[3]};
+__device__ __forceinline__ float4 four(const Sums<C>& sum, int j) {
+    return {sum[4 * j], sum[4 * j + 1], sum[4 * j + 2], sum[4 * j + 3]};
 }
 
 // The sums of all teams to the first's.
@@ -33,7 +32,7 @@ __device__ __forceinline__ void add_teams(float4* shared, int team, int thread, 
     for (int i = 0; i < (C::TEAMS - 1) * OWN; ++i) {
         if (team > 0) break;
         const float4 more = shared[i * C::TEAM + thread];
-        float* const to = sum[i % OWN % C::EACH] + i % OWN / C::EACH * 4;
+        float* const to = sum + i % OWN * 4;
         to[0] += more.x, to[1] += more.y, to[2] += more.z, to[3] += more.w;
     }
     sync_team<C::MULTIPLIERS>(0);  // the next part's sums go to the same place
@@ -119,7 +118,7 @@ __device__ __forceinline__ void add_slice(const Sharers& sharers, const float4* 
         }
 #pragma unroll
         for (int i = 0; i < PAIR; ++i) {
-            if (item + i < last) store({sum[i]}, item + i, i % C::EACH);
+            if (item + i < last) store({sum[i]}, item + i);
         }
     }
 }
@@ -129,20 +128,16 @@ template <class C>
 __device__ __forceinline__ void finish_part(const Block<C>& block, const Operands& of, const Part& part, bool at_end,
                                             int thread, const Sums<C>& sum) {
     const int first_row = block.first_row(part), first_tile = block.first_tile(part) + thread / 32;
-    const int items = min((of.m - first_row + 7) / 8, C::ROWS / 8) * C::EACH;  // of eight rows that there are
-    const auto results = [&](int each) { return Results(of, first_row, (first_tile + each * (C::TEAM / 32)) * MMA_N); };
+    const int items = min((of.m - first_row + 7) / 8, C::ROWS / 8);  // of eight rows that there are
+    const Results results(of, first_row, first_tile * MMA_N);
     const Sharers sharers(part.tile, block.units, block.all);
     if (sharers.one()) {
 #pragma unroll
-        for (int each = 0; each < C::EACH; ++each) {
-            const Results to = results(each);
+        for (int j = 0; j < C::ROWS / 8; j += 4) {
+            float4 sums[4];
 #pragma unroll
-            for (int j = 0; j < C::ROWS / 8; j += 4) {
-                float4 sums[4];
-#pragma unroll
-                for (int i = 0; i < 4; ++i) sums[i] = four<C>(sum, (j + i) * C::EACH + each);
-                if (j * C::EACH < items) to.store(sums, j);
-            }
+            for (int i = 0; i < 4; ++i) sums[i] = four<C>(sum, j + i);
+            if (j < items) results.store(sums, j);
         }
         return;
     }
@@ -158,7 +153,7 @@ __device__ __forceinline__ void finish_part(const Block<C>& block, const Operand
         __threadfence();  // who sees the counter sees the sums
         atomicAdd(arrived, 1u);
     }
-    const auto store = [&](const float4 (&sums)[1], int item, int each) { results(each).store(sums, item / C::EACH); };
+    const auto store = [&](const float4 (&sums)[1], int item) { results.store(sums, item); };
     for (;;) {
         if (thread == 0) {
             *block.last() = take_slice(arrived, parts, slices, at_end ? PATIENCE : 1);

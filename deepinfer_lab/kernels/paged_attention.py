@@ -25,7 +25,6 @@ Raises:
 
 import functools
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -35,7 +34,6 @@ from deepinfer_lab.kernels.counters import counters
 from deepinfer_lab.kernels.loader import launch_op, multiprocessors
 from deepinfer_lab.kernels.ops_catalogue import HEAD_DIMS, OPS
 from deepinfer_lab.kernels.ops_check import expect, require
-from deepinfer_lab.kernels.read_ahead import read_ahead
 
 NAME = "paged_decode"
 BLOCK_POSITIONS = 64  # that a thread block's four warps take in one turn; splits are multiples of it
@@ -125,7 +123,6 @@ def rotate_write_decode(
     v_scale: torch.Tensor | None = None,
     fixed_split: int | None = None,
     out: torch.Tensor | None = None,
-    ahead: Sequence[torch.Tensor] = (),
 ) -> torch.Tensor:
     """`elementwise.rope_write` and `paged_decode` in one launch, with the same bits.
 
@@ -135,7 +132,6 @@ def rotate_write_decode(
         cos, sin: float16 [positions, D / 2], for all that `seq_lens` can name.
         block_table, seq_lens, k, v, k_scale, v_scale: in a captured graph, no kernel of the same graph may have written them,
             but for last positions: all else is read before earlier kernels are done.
-        ahead: up to six tensors to bring to the L2 meanwhile, as far as there is room (`read_ahead`).
     """
     require(
         qkv.dim() == 3 and k.dim() == 3,
@@ -147,7 +143,7 @@ def rotate_write_decode(
     heads = qkv.shape[1] - 2 * k.shape[1]
     require(heads > 0, f"{NAME}: {qkv.shape[1]} rows of qkv, must be more than twice {k.shape[1]} KV heads")
     cache = _Cache(k, v, k_scale, v_scale, block_table, seq_lens, block_size)
-    return _attend(qkv, heads, cos, sin, cache, max_context, fixed_split, out, ahead)
+    return _attend(qkv, heads, cos, sin, cache, max_context, fixed_split, out)
 
 
 @dataclass(frozen=True)
@@ -194,7 +190,6 @@ def _attend(
     max_context: int,
     fixed_split: int | None,
     out: torch.Tensor | None,
-    ahead: Sequence[torch.Tensor] = (),
 ) -> torch.Tensor:
     """rows: q, or q, K and V that are yet to be rotated and written."""
     sequences, _, dim = rows.shape
@@ -228,17 +223,15 @@ def _attend(
     if splits > 1:
         partial = torch.empty(sequences, heads, splits, dim + STATS, dtype=torch.float32, device=device)
         arrived = counters(device.index).take(blocks)
-    coming = read_ahead(NAME, ahead, device, 2 * sequences * max_context * kv_heads * dim * stored.itemsize)
-    more = min(-(-coming.blocks // splits), MAX_GRID_Y - blocks)  # rows of the grid
     op = OPS[f"paged_decode_{'i8' if stored == torch.int8 else 'f16'}_{dim}"]
     tensors = (
         rows, cos, sin, cache.k, cache.v, cache.k_scale, cache.v_scale, cache.block_table, cache.seq_lens, out,
-        partial, arrived, *coming.tensors,
+        partial, arrived,
     )  # fmt: skip
     reciprocal = np.uint32(-(-(2**32) // block_size))
     scale_log2 = np.float32(dim**-0.5 * math.log2(math.e))  # exp(x) is exp2(x * log2(e))
     launch_op(
-        op, (splits, blocks + more), tensors, rows.shape[1] * dim, ratio, kv_heads, block_size, reciprocal, columns, splits,
-        size, alone, scale_log2, blocks, *coming.counts,
+        op, (splits, blocks), tensors, rows.shape[1] * dim, ratio, kv_heads, block_size, reciprocal, columns, splits, size,
+        alone, scale_log2,
     )  # fmt: skip
     return out

@@ -1,6 +1,6 @@
 """A decoder-only transformer (Llama, Qwen2, Qwen3) over the paged cache: one forward for prefill, decode and mixes."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 
@@ -147,16 +147,14 @@ class Decoder:
             return normed_product(head, x, Norm(self._norm, eps)).float()
         return head(self._ops.norm(x, self._norm, eps)).float()
 
-    def _attend(
-        self, layer: int, block: Block, on_step: StepOps, qkv: torch.Tensor, ahead: Sequence[torch.Tensor] = ()
-    ) -> torch.Tensor:
+    def _attend(self, layer: int, block: Block, on_step: StepOps, qkv: torch.Tensor) -> torch.Tensor:
         """[T, q_size + 2 * kv_size] -> [T, q_size]."""
         config = self.config
         heads = qkv.view(qkv.shape[0], -1, config.head_dim)
         if block.q_norm is not None:
             q, k, v = heads.split((config.num_heads, config.num_kv_heads, config.num_kv_heads), dim=1)
             heads = torch.cat((self._normed(q, block.q_norm), self._normed(k, block.k_norm), v), dim=1)
-        return on_step.attend(layer, heads, ahead)
+        return on_step.attend(layer, heads)
 
     def _normed(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return rms_norm(x, weight.shape, weight, self.config.rms_norm_eps)

@@ -5,8 +5,7 @@ product takes what stands before and after it into its own launch, with the same
 
     norm, qkv | rotate, write, attend | o, + x | norm, gate_up, silu(gate) * up | down, + x
 
-From a few rows more on, the norm is a launch of its own: each of a product's blocks would make it, of all rows. Attention,
-which leaves memory idle, has the other products' weights brought to the L2.
+From a few rows more on, the norm is a launch of its own: each of a product's blocks would make it, of all rows.
 """
 
 from __future__ import annotations
@@ -31,15 +30,11 @@ def fused_rows(blocks: Sequence[Block]) -> frozenset[int]:
 
 
 def fused_block(
-    block: Block,
-    x: torch.Tensor,
-    eps: float,
-    attend: Callable[[torch.Tensor, Sequence[torch.Tensor]], torch.Tensor],
+    block: Block, x: torch.Tensor, eps: float, attend: Callable[[torch.Tensor], torch.Tensor]
 ) -> torch.Tensor:
-    """Hidden states x [T, hidden] -> [T, hidden]. attend: [T, q_size + 2 * kv_size] -> [T, q_size], and what to read ahead."""
+    """Hidden states x [T, hidden] -> [T, hidden]. attend: [T, q_size + 2 * kv_size] -> [T, q_size]."""
     qkv = normed_product(block.qkv, x, Norm(block.input_norm, eps))
-    ahead = block.o.read_ahead + block.gate_up.read_ahead + block.down.read_ahead
-    x = block.o.fused(attend(qkv, ahead), residual=x)
+    x = block.o.fused(attend(qkv), residual=x)
     gated = normed_product(block.gate_up, x, Norm(block.post_norm, eps), gated=True)
     return block.down.fused(gated, residual=x)
 

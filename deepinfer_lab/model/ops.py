@@ -1,6 +1,6 @@
 """The operations between a decoder's linear layers, in two implementations: plain torch, and fused CUDA kernels."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
@@ -33,9 +33,9 @@ FIXED_SPLIT_QUERIES = 256
 class StepOps(Protocol):
     """What depends on a step's positions and lengths, prepared once and used by all layers."""
 
-    def attend(self, layer: int, qkv: torch.Tensor, ahead: Sequence[torch.Tensor] = ()) -> torch.Tensor:
+    def attend(self, layer: int, qkv: torch.Tensor) -> torch.Tensor:
         """Apply rotary embedding to q and K of qkv [T, heads + 2 * kv_heads, D], contiguous, write K and V into the cache, and
-        attend to it causally: [T, heads * D]. ahead: what is read next, so that it may be brought nearer meanwhile."""
+        attend to it causally: [T, heads * D]."""
         ...
 
 
@@ -87,7 +87,7 @@ class TorchStep:
         self._angles = rope.at(step.positions)
         self._attention = torch_attention(step, kv)
 
-    def attend(self, layer: int, qkv: torch.Tensor, ahead: Sequence[torch.Tensor] = ()) -> torch.Tensor:
+    def attend(self, layer: int, qkv: torch.Tensor) -> torch.Tensor:
         kv_heads = self._kv.shape.num_kv_heads
         qk, v = qkv.split((qkv.shape[1] - kv_heads, kv_heads), dim=1)
         q, k = rotate(qk, *self._angles).split((qk.shape[1] - kv_heads, kv_heads), dim=1)
@@ -142,9 +142,9 @@ class CudaStep:
         only = self._attention.parts[0][1]
         self._decodes = only if set(step.query_lens) == {1} and isinstance(only, PagedTokens) else None
 
-    def attend(self, layer: int, qkv: torch.Tensor, ahead: Sequence[torch.Tensor] = ()) -> torch.Tensor:
+    def attend(self, layer: int, qkv: torch.Tensor) -> torch.Tensor:
         if self._decodes is not None:
-            return self._decodes.attend_new(layer, qkv, ahead)
+            return self._decodes.attend_new(layer, qkv)
         memory, kv_heads = self._kv.layer(layer), self._kv.shape.num_kv_heads
         q, k, v = qkv.split((qkv.shape[1] - 2 * kv_heads, kv_heads, kv_heads), dim=1)
         q = elementwise.rope_write(
@@ -170,9 +170,9 @@ class PagedTokens:
         """q: [T, heads, D], rotated; K and V are in the cache."""
         return self._in_pieces(layer, q, paged_decode)
 
-    def attend_new(self, layer: int, qkv: torch.Tensor, ahead: Sequence[torch.Tensor] = ()) -> torch.Tensor:
+    def attend_new(self, layer: int, qkv: torch.Tensor) -> torch.Tensor:
         """As `StepOps.attend`. No token may be in another's past."""
-        return self._in_pieces(layer, qkv, rotate_write_decode, cos=self._rope.cos, sin=self._rope.sin, ahead=ahead)
+        return self._in_pieces(layer, qkv, rotate_write_decode, cos=self._rope.cos, sin=self._rope.sin)
 
     def _in_pieces(
         self, layer: int, rows: torch.Tensor, kernel: Callable[..., torch.Tensor], **more: object

@@ -127,11 +127,6 @@ class QuantLinear:
         self._dense = DenseLinear(weight.dequantise(torch.float32), bias) if on_cpu else None
         self.read_bytes = weight.nbytes if self._dense is None else self._dense.read_bytes
 
-    @property
-    def read_ahead(self) -> tuple[torch.Tensor, ...]:
-        """What a product of few rows reads, the first needed first; nothing where the weight is not in tiles."""
-        return () if self._tiled is None else (self._tiled.scales, self._tiled.tiles)
-
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x: [M, K] -> [M, N]."""
         if self._dense is not None:

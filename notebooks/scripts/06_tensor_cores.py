@@ -331,6 +331,17 @@ print(f"{tried.attrs['title']} ({tried.attrs['hardware']['gpu']}; {tried.attrs['
 show(tried)
 
 # %% [markdown]
+# **The next products' weights in the L2.** While a few rows attend, memory has little to do. So further blocks of attention's
+# launch had the weights of the block's other three products brought to the L2 meanwhile. A decode step gained nothing with any
+# number of rows, and mostly lost. Why was not measured.
+
+# %%
+tried = published.table("read_ahead", "tried_h200.json")
+tried["without / with"] = tried["without_ms"] / tried["with_ms"]
+print(f"{tried.attrs['title']} ({tried.attrs['hardware']['gpu']}; {tried.attrs['method']}):")
+show(tried, 3)
+
+# %% [markdown]
 # **`mma.sync` where many rows share a weight.** By instructions and tensor cores, `mma_block` should come near the roof of its
 # own instruction. What holds it is latency: accumulators and fragments leave room for few warps, a product waits for operands
 # that its own warp has to decode first, and hardly anybody else can step in. Hopper's `wgmma` takes activations from shared

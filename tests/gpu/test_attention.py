@@ -289,25 +289,6 @@ def test_steps_that_follow_one_another(make, quantised):
     assert torch.equal(outputs(graph.replay), expected)
 
 
-def test_reading_ahead_changes_nothing(make):
-    """Launched and captured: with less than the L2 has room for, with more, and with views of it."""
-    tokens = NewTokens.of(make([1, 16, 190, 600], 16, 2, 128))
-    weights = [torch.randint(0, 256, (size,), dtype=torch.uint8, device="cuda") for size in (16, 2**20 + 48, 2**26)]
-    kept = [weight.clone() for weight in weights]
-    for split in (None, 64, 640):
-        expected = tokens.one(fixed_split=split)
-        for ahead in (weights[:1], weights, (*weights, *(weight[:16] for weight in weights))):
-            assert torch.equal(tokens.one(fixed_split=split, ahead=ahead), expected)
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
-                out = tokens.one(fixed_split=split, ahead=ahead)
-            out.fill_(torch.nan)
-            graph.replay()
-            torch.cuda.synchronize()
-            assert torch.equal(out, expected)
-    assert all(torch.equal(now, old) for now, old in zip(weights, kept, strict=True))
-
-
 def test_no_positions_give_zeros(make):
     case = make([100, 100], 8, 2, 64)
     case.lengths[0] = 0
@@ -348,10 +329,6 @@ def test_refusals(make):
     tokens = NewTokens.of(case)
     with pytest.raises(KernelError, match=r"4 rows of qkv, must be more than twice 2 KV heads"):
         dataclasses.replace(tokens, qkv=tokens.qkv[:, :4].contiguous()).one()
-    with pytest.raises(KernelError, match=r"7 tensors ahead, must be at most 6"):
-        tokens.one(ahead=[tokens.cos] * 7)
-    with pytest.raises(KernelError, match=r"ahead\[1\] is on cpu, must be on a CUDA device"):
-        tokens.one(ahead=(tokens.cos, torch.zeros(16)))
     with pytest.raises(KernelError, match=r"cos has shape"):
         dataclasses.replace(tokens, cos=tokens.cos[:, 1:].contiguous()).one()
     with pytest.raises(KernelError, match=r"7 query heads, must be a multiple of 2 KV heads"):

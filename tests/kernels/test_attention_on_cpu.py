@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from deepinfer_lab.kernels import elementwise, paged_attention, read_ahead
+from deepinfer_lab.kernels import elementwise, paged_attention
 from deepinfer_lab.kernels.ops_catalogue import HEAD_DIMS, OPS
 from deepinfer_lab.kv.pool import KVPool, KVShape
 from deepinfer_lab.model.build import build_decoder
@@ -43,10 +43,7 @@ def on_host(host_ops, monkeypatch: pytest.MonkeyPatch):
     arrivals = Arrivals()
     for module in (elementwise, paged_attention):
         monkeypatch.setattr(module, "launch_op", host_ops.launch)
-    for module in (elementwise, paged_attention, read_ahead):
         monkeypatch.setattr(module, "expect", lambda *_, **__: None)  # it asks for a CUDA device
-    monkeypatch.setattr(read_ahead, "multiprocessors", lambda _: 7)
-    monkeypatch.setattr(read_ahead, "cache_bytes", lambda _: 2**20)
     monkeypatch.setattr(paged_attention, "_slots", lambda *_: 1000)
     monkeypatch.setattr(paged_attention, "counters", lambda _: arrivals)
     yield host_ops
@@ -150,34 +147,6 @@ def test_rotating_and_writing_first(on_host, quantised, dim, heads, kv_heads):
             assert torch.equal(tensor.nan_to_num(5.0), wanted.nan_to_num(5.0))
 
 
-@pytest.mark.parametrize(
-    ("room", "counts"), [(0, (0, 0, 0)), (3_000_000, (2**21, 80, 800_000)), (2**21 + 64, (2**21, 64, 0))]
-)
-def test_what_follows_is_brought_nearer(on_host, monkeypatch, room, counts):
-    """Every byte that there is room for, once, in order; and the result is the same."""
-    monkeypatch.setattr(read_ahead, "SHARE", 1.0)
-    monkeypatch.setattr(read_ahead, "cache_bytes", lambda _: room + 2 * 3 * 130 * 2 * 64 * 2)
-    case = Cache.random([130, 64, 1], 4, 2, 64, 16, False)
-    memory, random = case.pool.layer(0), torch.Generator().manual_seed(room)
-    qkv, angles = torch.randn(3, 8, 64, generator=random).half(), torch.rand(2, 130, 32, generator=random).half()
-    shapes = ((128, 4, 4096), (10, 8), (800_000,))
-    weights = [torch.randint(0, 256, shape, dtype=torch.uint8, generator=random) for shape in shapes]
-
-    def launch(split: int, **more: object) -> torch.Tensor:
-        return paged_attention.rotate_write_decode(
-            qkv, *angles, memory.k, memory.v, case.table, case.lengths, block_size=16, max_context=130, fixed_split=split,
-            **more,
-        )  # fmt: skip
-
-    for split in (64, 192):  # blocks of several columns, and of one
-        expected, before = launch(split), [weight.clone() for weight in weights]
-        assert torch.equal(launch(split, ahead=(weights[0], weights[1].view(torch.float16), weights[2])), expected)
-        for now, old, count in zip(weights, before, counts, strict=True):
-            times = (now - old).flatten()
-            assert (times[:count] == 1).all()
-            assert (times[count:] == 0).all()
-
-
 def test_whichever_split_comes_last_adds_them_up_alike(on_host, monkeypatch):
     case = Cache.random([700, 64, 130], 12, 1, 80, 16, False)
     in_order = case.kernel(fixed_split=64)
@@ -195,7 +164,7 @@ def test_no_races(racing_host_ops, on_host, monkeypatch):
     angles = torch.rand(2, 70, 32).half()
     out = paged_attention.rotate_write_decode(
         qkv, *angles, memory.k, memory.v, case.table, case.lengths, block_size=16, max_context=70,
-        k_scale=memory.k_scale, v_scale=memory.v_scale, fixed_split=64, ahead=(torch.zeros(9999, dtype=torch.uint8),),
+        k_scale=memory.k_scale, v_scale=memory.v_scale, fixed_split=64,
     )  # fmt: skip
     assert out.isfinite().all()
 

@@ -7,7 +7,7 @@ import torch
 from small_products import stand_in
 from test_attention_on_cpu import Arrivals
 
-from deepinfer_lab.kernels import TILED_LAUNCHERS, elementwise, paged_attention, read_ahead
+from deepinfer_lab.kernels import TILED_LAUNCHERS, elementwise, paged_attention
 from deepinfer_lab.kv.pool import KVPool
 from deepinfer_lab.model import build
 from deepinfer_lab.model.config import ModelConfig
@@ -60,9 +60,6 @@ def on_host(host_ops, monkeypatch):
     for module in (elementwise, paged_attention):
         monkeypatch.setattr(module, "launch_op", launch)
         monkeypatch.setattr(module, "expect", lambda *_, **__: None)
-    monkeypatch.setattr(read_ahead, "expect", lambda *_, **__: None)
-    monkeypatch.setattr(read_ahead, "multiprocessors", lambda _: 7)
-    monkeypatch.setattr(read_ahead, "cache_bytes", lambda _: 2**20)
     monkeypatch.setattr(paged_attention, "_slots", lambda *_: 1000)
     monkeypatch.setattr(paged_attention, "counters", lambda _: arrivals)
     monkeypatch.setattr(build, "QuantLinear", TiledLinear)

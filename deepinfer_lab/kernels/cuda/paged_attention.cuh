@@ -10,13 +10,10 @@
 // Before that, a block may have to rotate its query heads, and the one with a sequence's last position to write that position's
 // K and V. No other block reads them, but those with further query heads of the same KV head, which write the same bytes. After
 // it, the last block to be done with a sequence and its query heads adds up what the splits have found.
-//
-// The grid may end with rows of blocks that attend to nothing: they bring to the L2 what the next products will read.
 #pragma once
 #include "async_ptx.cuh"
-#include "prefetch.cuh"
 #include "paged_tile.cuh"
-#include "read_ahead.cuh"
+#include "prefetch.cuh"
 #include "rope.cuh"
 
 constexpr int WARPS = 4, TILE = 16, HEADS = 8;
@@ -97,8 +94,7 @@ __device__ __forceinline__ void combine(const float* partial, half_t* __restrict
 // q: of each sequence, `row_stride` values after another's: heads * D values. With cos and sin, [positions, D / 2], they are to
 // be rotated, and kv_heads rows of D for K (to be rotated) and as many for V follow them, to be written to the last position.
 // k, v: [slots, kv_heads, D]. k_scales, v_scales: [slots, kv_heads] for int8.
-// Grid: (splits, rows and any number more), where rows = sequences * kv_heads * groups, ratio = heads / kv_heads, and
-// groups = ceil(ratio / 8).
+// Grid: (splits, sequences * kv_heads * groups), where ratio = heads / kv_heads, and groups = ceil(ratio / 8).
 // alone: a sequence of up to so many positions is one split, at least split_size. It then takes three rounds more of its
 // warps' loads at most, which are on their way before; results of several splits take a fence, a counter and two reads.
 // out: [sequences, heads, D]. Sequences that have several splits also take partial, [sequences, heads, splits, D + STATS], each
@@ -110,7 +106,7 @@ __device__ __forceinline__ void paged_decode(const half_t* q, const half_t* __re
                                              half_t* __restrict__ out, float* __restrict__ partial,
                                              unsigned* __restrict__ arrived, int row_stride, int ratio, int kv_heads,
                                              int block_size, unsigned reciprocal, int columns, int splits, int split_size,
-                                             int alone, float scale_log2, int rows, const Ahead& ahead) {
+                                             int alone, float scale_log2) {
     using S = Spread<D, SIZE>;
     constexpr int Q_STRIDE = D + 32;  // rows of shared_q begin at different banks
     __shared__ __align__(16) half_t shared_q[HEADS][Q_STRIDE];
@@ -118,10 +114,6 @@ __device__ __forceinline__ void paged_decode(const half_t* q, const half_t* __re
     __shared__ __align__(16) float shared_out[WARPS][HEADS][D];
     __shared__ bool last;
     release_next();
-    if (static_cast<int>(blockIdx.y) >= rows) {
-        ahead.bring((blockIdx.y - rows) * splits + blockIdx.x, (gridDim.y - rows) * splits);
-        return await_previous();
-    }
     // What rotate_write_decode reads before the wait, no kernel of the step writes: lengths, tables, angles, and all of K and V
     // but the last position. By itself attention knows nothing of where they come from.
     if (!cos) await_previous();
@@ -313,12 +305,9 @@ __device__ __forceinline__ void paged_decode(const half_t* q, const half_t* __re
     extern "C" __global__ void __launch_bounds__(WARPS * 32, AT_LEAST(BLOCKS))                                           \
         NAME(const half_t* q, const half_t* cos, const half_t* sin, unsigned char* k, unsigned char* v,                  \
              unsigned char* k_scales, unsigned char* v_scales, const long long* block_table, const long long* seq_lens,  \
-             half_t* out, float* partial, unsigned* arrived, const unsigned char* a0, const unsigned char* a1,           \
-             const unsigned char* a2, const unsigned char* a3, const unsigned char* a4, const unsigned char* a5,         \
-             int row_stride, int ratio, int kv_heads, int block_size, unsigned reciprocal, int columns, int splits,      \
-             int split_size, int alone, float scale_log2, int rows, int n0, int n1, int n2, int n3, int n4, int n5) {    \
-        const Ahead ahead = {{a0, a1, a2, a3, a4, a5}, {n0, n1, n2, n3, n4, n5}};                                        \
+             half_t* out, float* partial, unsigned* arrived, int row_stride, int ratio, int kv_heads, int block_size,    \
+             unsigned reciprocal, int columns, int splits, int split_size, int alone, float scale_log2) {                \
         paged_decode<D, SIZE>(q, cos, sin, k, v, k_scales, v_scales, block_table, seq_lens, out, partial, arrived,       \
                               row_stride, ratio, kv_heads, block_size, reciprocal, columns, splits, split_size, alone,   \
-                              scale_log2, rows, ahead);                                                                  \
+                              scale_log2);                                                                               \
     }

@@ -3,8 +3,7 @@
 //
 // Request: 8 ints (kernel, grid_x, grid_y, threads, buffers, numbers, bytes of shared memory beyond what the kernel declares, a
 // seed of the blocks' order or 0); of each buffer its bytes as int64 (-1: a null pointer)
-// and its content; then the numbers as doubles. Answer: all buffers, as the kernel left them, but for those that attention reads
-// ahead: each of their bytes has grown by one for every time that it was brought to the L2.
+// and its content; then the numbers as doubles. Answer: all buffers, as the kernel left them.
 #include "paged_decode_f16_64.cu"
 #include "paged_decode_f16_80.cu"
 #include "paged_decode_f16_96.cu"
@@ -67,8 +66,6 @@
 #include "w4_dequantise_tiles.cu"
 #include "w3_dequantise_tiles.cu"
 
-constexpr size_t FIRST_AHEAD = 12;  // of the attention kernels' buffers
-
 struct Buffer {
     long long bytes = -1;
     std::unique_ptr<char[]> data;
@@ -78,16 +75,6 @@ struct Buffer {
 
 void read(void* to, size_t bytes) {
     if (std::fread(to, 1, bytes, stdin) != bytes) std::exit(3);
-}
-
-void count(const Prefetch& prefetch, std::vector<Buffer>& buffers) {
-    for (size_t i = FIRST_AHEAD; i < buffers.size(); ++i) {
-        const long long at = prefetch.from - buffers[i].data.get();
-        if (!buffers[i].data || at < 0 || at >= buffers[i].bytes) continue;
-        if (at + prefetch.bytes > buffers[i].bytes) std::abort();
-        for (int j = 0; j < prefetch.bytes; ++j) ++buffers[i].data[at + j];
-        return;
-    }
 }
 
 int main() {
@@ -158,13 +145,10 @@ int main() {
                                                            n[4], f[5]);
                     }
                     if (h[0] >= FIRST_PRODUCT) return product(products[h[0] - FIRST_PRODUCT]);
-                    decode[h[0]](b[0], b[1], b[2], b[3], b[4], b[5], b[6], b[7], b[8], b[9], b[10], b[11], b[12], b[13],
-                                 b[14], b[15], b[16], b[17], n[0], n[1], n[2], n[3], static_cast<unsigned>(f[4]), n[5],
-                                 n[6], n[7], n[8], f[9], n[10], n[11], n[12], n[13], n[14], n[15], n[16]);
+                    decode[h[0]](b[0], b[1], b[2], b[3], b[4], b[5], b[6], b[7], b[8], b[9], b[10], b[11], n[0], n[1],
+                                 n[2], n[3], static_cast<unsigned>(f[4]), n[5], n[6], n[7], n[8], f[9]);
             }
         });
-        for (const Prefetch& each : prefetches) count(each, b);
-        prefetches.clear();
         for (const Buffer& buffer : b)
             if (buffer.bytes > 0) std::fwrite(buffer.data.get(), 1, buffer.bytes, stdout);
         std::fflush(stdout);

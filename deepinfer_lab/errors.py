@@ -99,5 +99,9 @@ class NotebookError(DeepInferError):
     """An unknown notebook, an unknown notebook parameter, or a notebook that failed while running."""
 
 
+class ClusterError(DeepInferError):
+    """A Dask cluster without an answer or a worker, or with a worker that cannot run this package's cells."""
+
+
 class MissingDependency(DeepInferError):
     """An optional package is needed for what was asked. The message says how to install it."""

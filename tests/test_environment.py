@@ -44,8 +44,8 @@ def test_conda_environment_installs_the_project_and_nothing_else():
     assert environment["name"] == PROJECT["name"]
     assert {name_of(d) for d in conda} == {"python", "pip"}
     assert any(d.startswith(f"python{python}") for d in conda), f"environment.yml must ask for python{python}"
-    assert pip == ["--editable .[cuda12,test]"]
-    assert {"cuda12", "test"} <= EXTRAS.keys()
+    assert pip == ["--editable .[cuda12,explore,test]"]
+    assert {"cuda12", "explore", "test"} <= EXTRAS.keys()
 
 
 def test_replay_constraints_pin_what_is_declared():
@@ -54,7 +54,10 @@ def test_replay_constraints_pin_what_is_declared():
         for line in (ROOT / "constraints/replay.txt").read_text(encoding="utf-8").split()
         if "==" in line
     )
-    declared = {name_of(r) for r in [*PROJECT["dependencies"], *EXTRAS["cuda12"], *EXTRAS["test"]]}
+    extras = [
+        requirement for name in ("cuda12", "explore", "cluster", "compare", "test") for requirement in EXTRAS[name]
+    ]
+    declared = {name_of(r) for r in [*PROJECT["dependencies"], *extras]}
     missing = {d.lower().replace("_", "-") for d in declared} - {p.lower().replace("_", "-") for p in pinned}
     assert missing == {"torch", "deepinfer-lab"}  # the build of torch is the user's choice
 

@@ -135,3 +135,18 @@ def test_the_best_peer_is_the_fastest_of_the_same_bits():
         same = cells[(cells["bits"] == bits) & (cells["m"] == m) & (cells["n"] == n) & (cells["k"] == k)]
         assert us == same["time_us"].min()
         assert name in set(same.loc[same["time_us"] == us, "peer"])
+
+
+# --- kernels that were dropped ---
+
+
+def test_what_was_tried_and_dropped_says_by_how_much():
+    ring = published.table("ring", "tried_h200.json")
+    assert (ring["ring_us"] / ring["registers_us"]).min() > 0.98  # it never won by more than noise
+    assert (ring["ring_us"] / ring["registers_us"]).max() > 1.2
+    assert "raw timings were not kept" in ring.attrs["notes"][0]
+    ahead = published.table("read_ahead", "tried_h200.json")
+    assert (ahead["with_ms"] / ahead["without_ms"]).min() > 0.998
+    assert (ahead["with_ms"] / ahead["without_ms"]).max() > 1.03
+    assert "raw timings were not kept" in ahead.attrs["notes"][0]
+    assert published.table("issue", "tried_h200.json").attrs["method"].startswith("Nsight Compute")

@@ -31,12 +31,7 @@ from deepinfer_lab.cli import options
 )
 @partial(options.group, default="128")
 @click.option("--all", "all_kernels", is_flag=True, help="Every kernel of ours, not only the one that is chosen.")
-@click.option(
-    "--dispatch",
-    type=click.Path(exists=True, dir_okay=False),
-    metavar="FILE",
-    help="Which kernel takes how many rows. [default: what was measured on this card, or else the article's choice]",
-)
+@options.dispatch
 @options.json_file
 def kernels(
     against: str | None,
@@ -66,14 +61,14 @@ def kernels(
 
     chosen = None if against is None else [name.strip() for name in against.split(",")]
     peers.find(chosen)  # before anything that takes time
-    file = dispatch or card_table()
-    table = tables.ARTICLE if file is None else tables.load(file)
     if not torch.cuda.is_available():
         raise SettingError(f"bench kernels measures on a CUDA GPU, and torch {torch.__version__} finds none here")
     asked = {"against": chosen, "bits": bits, "shapes": shapes, "m": sorted(set(every_m)), "group": group}
+    file = dispatch or card_table()
+    table = tables.table_named(file, torch.device("cuda"))
     params = complete(kernel_peers.KERNEL_PEERS, {**asked, "all_kernels": all_kernels})
     origin = provenance.collect()
-    click.echo(f"{origin['device']}, torch {origin['torch']}; ours by {file or 'the choice of the article'}")
+    click.echo(f"{origin['device']}, torch {origin['torch']}; ours by {file or 'the usual choice'}")
     for name, peer in peers.PEERS.items():
         if chosen is None and peer.missing() is not None:
             click.echo(f"without {name}: {peer.missing()}")

@@ -22,6 +22,8 @@ def kernels(archs: tuple[str, ...], warm: bool, explain: str | None, dispatch: s
     Registers are per thread, shared memory per block; occupancy is the share of a multiprocessor's warps that can be
     resident, and what limits it.
     """
+    import torch
+
     from deepinfer_lab.errors import SettingError
     from deepinfer_lab.kernels import dispatch as tables
     from deepinfer_lab.kernels import resources
@@ -33,7 +35,7 @@ def kernels(archs: tuple[str, ...], warm: bool, explain: str | None, dispatch: s
             bits, m, n, k = (int(part) for part in explain.split(","))
         except ValueError:
             raise SettingError(f"--explain '{explain}': expected four whole numbers, such as 4,16,5632,2048") from None
-        table = tables.ARTICLE if dispatch is None else tables.load(dispatch)
+        table = tables.table_named(dispatch, torch.device("cuda" if torch.cuda.is_available() else "cpu"))
         click.echo(tables.explain(bits, m, n, k, group=128, table=table))
         return
     unknown = [arch for arch in archs if arch not in ARCHS]
@@ -60,13 +62,11 @@ def _warm(archs: tuple[str, ...]) -> None:
     import torch
 
     from deepinfer_lab.kernels import compiler
-    from deepinfer_lab.kernels.ops_catalogue import COMPILED
-    from deepinfer_lab.progress import bar
+    from deepinfer_lab.kernels.ops_catalogue import COMPILED, runs_on
 
     if not archs:
         gpu = torch.cuda.is_available()
         archs = (compiler.arch_for(torch.cuda.get_device_capability()),) if gpu else compiler.ARCHS
-    pairs = [(name, arch) for arch in archs for name in COMPILED]
-    for name, arch in bar(pairs, desc="compiling kernels", unit="kernel"):
-        compiler.compile_kernel(name, arch)
-    click.echo(f"{len(COMPILED)} kernels for {', '.join(archs)} are in {compiler.cache_folder()}")
+    pairs = [(name, arch) for arch in archs for name, kernel in COMPILED.items() if runs_on(kernel, arch)]
+    compiler.compile_all(pairs)
+    click.echo(f"{len({name for name, _ in pairs})} kernels for {', '.join(archs)} are in {compiler.cache_folder()}")

@@ -1,6 +1,7 @@
 """Commands about notebooks: run them, publish them."""
 
 import sys
+from pathlib import Path
 
 import click
 
@@ -35,15 +36,73 @@ def _assignments(values: tuple[str, ...]) -> dict[str, str]:
     metavar="SECONDS",
     help="End an experiment that takes longer, as TIMEOUT. [default: 3600]",
 )
-def run(only: tuple[str, ...], mode: str | None, param: tuple[str, ...], again: bool, time_limit: float | None) -> None:
-    """Execute notebooks with papermill.
+@click.option(
+    "--sweep",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    metavar="GRID.yml",
+    help="Instead of notebooks: an experiment with every combination of a grid's parameters.",
+)
+@click.option(
+    "--dask",
+    metavar="local|ADDRESS",
+    help="A sweep's cells side by side, by Dask: `local` starts a process for each GPU of this machine, or for each core where "
+    "there is none; an address joins a scheduler's workers.",
+)
+@click.option("--workers", type=click.IntRange(min=1), metavar="N", help="How many processes --dask local starts.")
+@click.option(
+    "--retries",
+    type=click.IntRange(min=0),
+    metavar="N",
+    help="How often a sweep's cell that failed is measured again. [default: 2]",
+)
+@click.option("--list", "listing", is_flag=True, help="Only say which cells a sweep has, and which are done.")
+def run(
+    only: tuple[str, ...],
+    mode: str | None,
+    param: tuple[str, ...],
+    again: bool,
+    time_limit: float | None,
+    sweep: Path | None,
+    dask: str | None,
+    workers: int | None,
+    retries: int | None,
+    listing: bool,
+) -> None:
+    """Execute notebooks with papermill, or measure a sweep.
 
     Executed copies go to build/, new records to build/data/, pictures to figures/. Nothing under notebooks/ or data/
     changes: `deepinfer-lab publish` does that.
 
     A run that was broken off goes on where it was: experiments that it finished are kept. One that runs out of memory or time
     is recorded as such, the notebook that needs it fails and says so, the others run, and the exit status is 1.
+
+    \b
+    A sweep is a file, such as this grid.yml:
+      experiment: serve_real_model
+      grid:                                  # every combination is a cell
+        policy: [serial, mixed]
+        chunk_tokens: [32, 128]
+      leave_out:                             # but these, where there is such a line
+        - {policy: mixed, chunk_tokens: 32}
+      $ deepinfer-lab run --sweep grid.yml --list
+      $ deepinfer-lab run --sweep grid.yml --dask local
+
+    Each cell's record goes to build/sweeps/NAME/. A cell that has one, by the same code and environment, is kept. One that
+    fails is tried again, then written down as failed, the others run, and the exit status is 1.
     """
+    given = {"--dask": dask, "--workers": workers, "--retries": retries, "--list": listing or None}
+    if sweep is None and (alone := [name for name, value in given.items() if value is not None]):
+        raise SettingError(f"{alone[0]}: allowed with --sweep only")
+    if sweep is not None:
+        from deepinfer_lab.cli.sweep import run_sweep
+
+        notebooks_only = {"--only": only, "--mode": mode, "--param": param}
+        if refused := [name for name, value in notebooks_only.items() if value]:
+            raise SettingError(f"{refused[0]} is about notebooks: leave it out, or --sweep")
+        run_sweep(
+            sweep, dask=dask, workers=workers, retries=retries, again=again, time_limit=time_limit, listing=listing
+        )
+        return
     from deepinfer_lab.lab import experiment, journal, notebooks, project
     from deepinfer_lab.lab import time_limit as limits
 

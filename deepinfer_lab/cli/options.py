@@ -73,10 +73,17 @@ def dispatch(command: Command) -> Command:
     """--dispatch."""
     return click.option(
         "--dispatch",
-        type=click.Path(exists=True, dir_okay=False),
+        callback=_table,
         metavar="FILE",
-        help="Which kernel takes how many rows on a GPU, as in data/nvidia-h200/dispatch.json. [default: the article's choice]",
+        help="Which kernel takes how many rows on a GPU, as in data/nvidia-h200/dispatch.json; or 'article', for the article's "
+        "choice. [default: the card's own table in data/, or else kernels on tensor cores]",
     )(command)
+
+
+def _table(context: click.Context, option: click.Parameter, value: str | None) -> str | None:
+    if value not in (None, "article") and not Path(value).is_file():
+        raise click.BadParameter(f"File '{value}' does not exist, and it is not 'article'.")
+    return value
 
 
 def batch_invariant(command: Command) -> Command:
@@ -98,7 +105,12 @@ def model(command: Command) -> Command:
 
     @wraps(command)
     def with_weights(**given: Any) -> Any:
-        return command(weights={name: given.pop(name) for name in WEIGHT_SETTINGS}, **given)
+        weights = {name: given.pop(name) for name in WEIGHT_SETTINGS}
+        if weights["dispatch"] is None and not weights["batch_invariant"]:
+            from deepinfer_lab.lab.kernel_dispatch import card_table
+
+            weights["dispatch"] = card_table()
+        return command(weights=weights, **given)
 
     for option in (
         batch_invariant,

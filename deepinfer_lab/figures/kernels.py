@@ -21,6 +21,9 @@ LOOKS: Mapping[str, tuple[str, str]] = MappingProxyType(
         "tiled_gemm_split_k": ("#8C510A", "P"),
         "dequant_cublas": (PALETTE[4], "v"),
         "dequantise_cublas": (PALETTE[4], "<"),
+        "mma_small": ("#44AA99", "h"),
+        "mma_block": ("#882255", "8"),
+        "wgmma": ("#999933", "p"),
         "cublas_fp16": (PALETTE[6], "x"),
     }
 )
@@ -29,7 +32,7 @@ FLOOR = "#999999"
 
 def look(kernel: str) -> dict[str, str]:
     """Colour and marker of a kernel: w3_tiled_gemm's are w4_tiled_gemm's."""
-    colour, marker = LOOKS[_design(kernel)]
+    colour, marker = LOOKS[design(kernel)]
     return {"color": colour, "marker": marker}
 
 
@@ -114,16 +117,17 @@ def draw_resources(axes: Axes, table: pd.DataFrame, value: str, title: str, unit
 
 def _lines(axes: Axes, table: pd.DataFrame, by: str) -> None:
     """Lines in a fixed order of kernels, named without their bits; a kernel of one point is a marker."""
-    order = [k for k in LOOKS if k in {_design(kernel) for kernel in table["kernel"]}]
-    for kernel in sorted(table["kernel"].unique(), key=lambda name: order.index(_design(name))):
+    order = [k for k in LOOKS if k in {design(kernel) for kernel in table["kernel"]}]
+    for kernel in sorted(table["kernel"].unique(), key=lambda name: order.index(design(name))):
         line = table[table["kernel"] == kernel].sort_values(by)
         size = 13 if look(kernel)["marker"] == "*" else 6
-        axes.plot(line[by], line["us"], label=_design(kernel), linewidth=1.8, markersize=size, **look(kernel))
+        axes.plot(line[by], line["us"], label=design(kernel), linewidth=1.8, markersize=size, **look(kernel))
     few = table[table["kernel"] != "cublas_fp16"].groupby(by)["floor_us"].min()
     axes.plot(few.index, few, color=FLOOR, linestyle="--", linewidth=1.5, label="memory floor")
 
 
-def _design(kernel: str) -> str:
+def design(kernel: str) -> str:
+    """A kernel's name without its bits."""
     return kernel[3:] if kernel[:3] in ("w3_", "w4_") else kernel
 
 

@@ -15,28 +15,38 @@ from deepinfer_lab.kernels.gemv import (
     w4_gemv_batch_tile,
 )
 from deepinfer_lab.kernels.loader import preload
+from deepinfer_lab.kernels.mma_block import w3_mma_block, w4_mma_block
+from deepinfer_lab.kernels.mma_small import w3_mma_small, w4_mma_small
 from deepinfer_lab.kernels.tiled_gemm import (
     w3_tiled_gemm,
     w3_tiled_gemm_split_k,
     w4_tiled_gemm,
     w4_tiled_gemm_split_k,
 )
+from deepinfer_lab.kernels.wgmma import w3_wgmma, w4_wgmma
 
 __all__ = [
     "LAUNCHERS",
+    "TILED_LAUNCHERS",
     "preload",
     "w3_dequantise_cublas",
     "w3_gemv",
     "w3_gemv_batch_tile",
     "w3_gemv_grid_y",
     "w3_gemv_warp_tile",
+    "w3_mma_block",
+    "w3_mma_small",
     "w3_tiled_gemm",
     "w3_tiled_gemm_split_k",
+    "w3_wgmma",
     "w4_dequantise_cublas",
     "w4_gemv",
     "w4_gemv_batch_tile",
+    "w4_mma_block",
+    "w4_mma_small",
     "w4_tiled_gemm",
     "w4_tiled_gemm_split_k",
+    "w4_wgmma",
 ]
 
 # Launcher by its name in `catalogue.PRODUCTS`: (x, packed, scales, group, bias=None, out=None) -> [M, N].
@@ -57,5 +67,13 @@ LAUNCHERS: MappingProxyType[str, Callable[..., torch.Tensor]] = MappingProxyType
             w4_dequantise_cublas,
             w3_dequantise_cublas,
         )
+    }
+)
+
+# The same for `catalogue.TILED`: (x, tiles, scales, n, group, bias=None, out=None) -> [M, N].
+TILED_LAUNCHERS: MappingProxyType[str, Callable[..., torch.Tensor]] = MappingProxyType(
+    {
+        launcher.__name__: launcher
+        for launcher in (w4_mma_small, w3_mma_small, w4_mma_block, w3_mma_block, w4_wgmma, w3_wgmma)
     }
 )

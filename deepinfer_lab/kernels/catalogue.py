@@ -32,6 +32,7 @@ class Kernel:
         single_row: it computes one activation row and no more.
         summary: what it does, in a few words.
         split_k: blocks along the grid's z share outputs, each with a part of K.
+        only: the one architecture that it is for, "sm_90", say, compiled with all that no other has; None: for every one.
     """
 
     name: str
@@ -42,6 +43,7 @@ class Kernel:
     single_row: bool
     summary: str
     split_k: bool = False
+    only: str | None = None
 
     @property
     def max_m(self) -> int:
@@ -109,7 +111,25 @@ class DequantiseProduct:
         return max(SLICE_BYTES // (2 * k) // SLICE_ROWS, 1) * SLICE_ROWS
 
 
-# All that can multiply, by the name of its launcher.
+@dataclass(frozen=True)
+class MmaProduct:
+    """A product on tensor cores whose kernel, one of several in `ops_catalogue`, its launcher chooses by M and the card.
+
+    Attributes:
+        name: of the launcher. bits: 3 or 4. summary: what it does, in a few words. block_n: outputs of a block.
+        max_m: the largest M: rows of a last block reach past it, by less than 128.
+        capability: the only compute capability whose devices can run it; None: all that can run the others.
+    """
+
+    name: str
+    bits: int
+    summary: str
+    block_n: int = 16
+    max_m: int = 2**31 - 1 - 128
+    capability: tuple[int, int] | None = None
+
+
+# All that can multiply a weight as it is stored, by the name of its launcher.
 PRODUCTS: MappingProxyType[str, Kernel | DequantiseProduct] = MappingProxyType(
     {
         **KERNELS,
@@ -117,6 +137,22 @@ PRODUCTS: MappingProxyType[str, Kernel | DequantiseProduct] = MappingProxyType(
             name: DequantiseProduct(name, bits, "dequantise a slice of the weight, then multiply with cuBLAS")
             for name, bits in (("w4_dequantise_cublas", 4), ("w3_dequantise_cublas", 3))
         },
+    }
+)
+
+
+# The same for a weight in tiles (`quant/tiles.py`).
+TILED = MappingProxyType(
+    {
+        f"w{bits}_{kind}": MmaProduct(
+            f"w{bits}_{kind}", bits, f"{summary}, re-packed for tensor cores", capability=capability
+        )
+        for kind, summary, capability in (
+            ("mma_small", "up to 32 rows share one read of the weights", None),
+            ("mma_block", "up to 128 rows share one read of the weights", None),
+            ("wgmma", "up to 128 rows share one read of the weights, on Hopper alone", (9, 0)),
+        )
+        for bits in (4, 3)
     }
 )
 

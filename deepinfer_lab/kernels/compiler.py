@@ -13,6 +13,8 @@ import os
 import re
 import struct
 import tempfile
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -21,10 +23,12 @@ import platformdirs
 
 from deepinfer_lab.errors import KernelError, MissingDependency
 from deepinfer_lab.kernels.catalogue import headers
-from deepinfer_lab.kernels.ops_catalogue import COMPILED
+from deepinfer_lab.kernels.ops_catalogue import COMPILED, runs_on
+from deepinfer_lab.progress import bar
 
 ARCHS = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_120")  # compiled in every test run
 OPTIONS = ("--std=c++17", "--ptxas-options=-v")  # -v: the log names registers, shared memory and spills
+OWN_CACHE = (12, 9)  # from this version on NVRTC keeps a cache, and says nothing about a source that it finds there
 INSTALL = "install CuPy and NVRTC for your CUDA version: pip install 'deepinfer-lab[cuda12]' or 'deepinfer-lab[cuda13]'"
 
 
@@ -47,23 +51,41 @@ def compile_kernel(name: str, arch: str) -> Binary:
         name: a key of `ops_catalogue.COMPILED`. arch: "sm_86", say.
 
     Raises:
-        KernelError: unknown kernel, an architecture that this NVRTC does not know, or a source that does not compile.
+        KernelError: unknown kernel, an architecture that this NVRTC does not know or the kernel is not for, or a source that
+            does not compile.
         MissingDependency: CuPy or NVRTC is not installed.
     """
     if name not in COMPILED:
         raise KernelError(f"unknown kernel {name!r}: there are {', '.join(COMPILED)}")
     if not re.fullmatch(r"sm_\d+[af]?", arch):
         raise KernelError(f"architecture {arch!r}: must look like sm_86")
+    kernel = COMPILED[name]
+    if not runs_on(kernel, arch):
+        raise KernelError(f"{name} for {arch}: it can be compiled for {kernel.only} alone")
     nvrtc = load_nvrtc()
-    source = COMPILED[name].source.read_bytes()
+    source = kernel.source.read_bytes()
     included = {path.name: path.read_bytes() for path in headers()}
-    key = _key(arch, nvrtc.getVersion(), source, included)
+    target = f"{arch}a" if kernel.only else arch  # a: with what later ones lack
+    key = _key(target, nvrtc.getVersion(), source, included)
     stem = cache_folder() / f"{name}-{arch}-{key[:16]}"
     cached = _read(stem)
-    cubin, ptx, log = cached or _compile(nvrtc, name, arch, source, included)
+    cubin, ptx, log = cached or _compile(nvrtc, name, target, source, included)
     if cached is None:
         _write(stem, cubin, ptx, log)
     return Binary(name, arch, cubin, ptx, log, key)
+
+
+def compile_all(pairs: Iterable[tuple[str, str]]) -> list[Binary]:
+    """`compile_kernel` for pairs of kernel and architecture, as many at a time as there are processors, in the given order.
+
+    Raises:
+        KernelError, MissingDependency: as `compile_kernel`, for the first pair that does not compile.
+    """
+    load_nvrtc()
+    pairs = list(pairs)
+    with ThreadPoolExecutor(os.cpu_count()) as pool:  # NVRTC runs without the interpreter's lock
+        binaries = pool.map(lambda pair: compile_kernel(*pair), pairs)
+        return list(bar(binaries, total=len(pairs), desc="compiling kernels", unit="kernel"))
 
 
 def arch_for(capability: tuple[int, int]) -> str:
@@ -133,7 +155,8 @@ def _compile(
     program = nvrtc.createProgram(source.decode(), f"{name}.cu", tuple(included.values()), names)
     try:
         try:
-            nvrtc.compileProgram(program, (*OPTIONS, f"--gpu-architecture={arch}"))
+            no_cache = ("--no-cache",) if nvrtc.getVersion() >= OWN_CACHE else ()
+            nvrtc.compileProgram(program, (*OPTIONS, *no_cache, f"--gpu-architecture={arch}"))
         except nvrtc.NVRTCError as error:
             raise KernelError(f"{name} for {arch}: {error}\n{nvrtc.getProgramLog(program)}") from error
         ptx = nvrtc.getPTX(program)

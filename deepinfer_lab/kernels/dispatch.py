@@ -9,7 +9,8 @@ from pathlib import Path
 import torch
 
 from deepinfer_lab.errors import KernelError
-from deepinfer_lab.kernels.catalogue import PRODUCTS, Kernel
+from deepinfer_lab.kernels.catalogue import KERNELS, PRODUCTS, TILED, DequantiseProduct, Kernel, MmaProduct
+from deepinfer_lab.kernels.ops_catalogue import MIN_CAPABILITY
 
 FALLBACK = "dequant_cublas"  # dequantise with torch, then F.linear: `quant/linear.py`
 SCHEMA_VERSION = 2  # version 1 had no rows that name a shape
@@ -43,6 +44,26 @@ ARTICLE = (
     Row(3, 9, None, "w3_tiled_gemm"),
 )
 
+# For cards with tensor cores (sm_80 and later) that have not been tuned: rows share one read of the weights, up to where cuBLAS
+# gains more than it costs to make a weight dense. On an H200 that is at some 128.
+TENSOR_CORES = tuple(
+    Row(bits, first, last, f"w{bits}_{kind}")
+    for bits in (4, 3)
+    for first, last, kind in ((1, 32, "mma_small"), (33, 128, "mma_block"), (129, None, "dequantise_cublas"))
+)
+
+
+def table_named(name: str | Path | None, device: torch.device) -> tuple[Row, ...]:
+    """A dispatch.json's table, or the article's by the name "article"; None: one that suits a device whose own is not known.
+
+    Raises:
+        KernelError: as `load`.
+    """
+    if name is None:
+        tensor_cores = device.type == "cuda" and torch.cuda.get_device_capability(device) >= MIN_CAPABILITY
+        return TENSOR_CORES if tensor_cores else ARTICLE
+    return ARTICLE if name == "article" else load(name)
+
 
 def choose(
     bits: int,
@@ -54,7 +75,7 @@ def choose(
     n: int | None = None,
     k: int | None = None,
 ) -> str:
-    """The name of the kernel for M rows: a key of `kernels.LAUNCHERS`, or `FALLBACK`.
+    """The name of the kernel for M rows: a key of `kernels.LAUNCHERS` or `kernels.TILED_LAUNCHERS`, or `FALLBACK`.
 
     n, k: the weight's shape; without one, rows that name a shape do not count.
 
@@ -111,8 +132,10 @@ def explain(
     reach += "" if row.n is None else " of this shape"
     if name == FALLBACK:
         return f"{shape}, the table's row for {reach}: dequantise with torch, then multiply with cuBLAS."
-    product = PRODUCTS[name]
+    product = _product(name)
     said = f"{shape}, the table's row for {reach}: {product.summary}."
+    if isinstance(product, MmaProduct):
+        return said
     if isinstance(product, Kernel):
         x, y = product.grid(m, n)
         return f"{said} {x} x {y} blocks of {product.threads} threads."
@@ -171,9 +194,9 @@ def validate(rows: Sequence[Row], source: str) -> None:
             raise KernelError(f"{source}: bits, m_min and m_max must be whole numbers (m_max also null) in {row}")
         if row.kernel == FALLBACK:
             continue
-        if row.kernel not in PRODUCTS:
+        if row.kernel not in PRODUCTS and row.kernel not in TILED:
             raise KernelError(f"{source}: unknown kernel {row.kernel!r} in {row}")
-        product = PRODUCTS[row.kernel]
+        product = _product(row.kernel)
         if product.bits != row.bits:
             raise KernelError(f"{source}: {row.kernel} takes {product.bits}-bit weights, not {row.bits}, in {row}")
         if product.max_m == 1 and row.m_max != 1:
@@ -187,6 +210,20 @@ def validate(rows: Sequence[Row], source: str) -> None:
             expected = None if row.m_max is None else row.m_max + 1
         if expected is not None:
             raise KernelError(f"{source}: {bits} bits: no row from M = {expected} up")
+
+
+def needs_tiles(bits: int, table: Sequence[Row]) -> bool:
+    """Whether some M of weights of so many bits goes to a kernel that takes them in tiles."""
+    return any(row.bits == bits and row.kernel in TILED for row in table)
+
+
+def needs_stored(bits: int, table: Sequence[Row]) -> bool:
+    """Whether some M of weights of so many bits goes to a kernel that takes them only as they are stored."""
+    return any(row.bits == bits and row.kernel in (*KERNELS, FALLBACK) for row in table)
+
+
+def _product(name: str) -> Kernel | DequantiseProduct | MmaProduct:
+    return TILED[name] if name in TILED else PRODUCTS[name]
 
 
 def _row(bits: int, m: int, table: Sequence[Row]) -> Row:

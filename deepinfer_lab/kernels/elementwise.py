@@ -42,8 +42,11 @@ def _norm(x: torch.Tensor, delta: Maybe, weight: torch.Tensor, eps: float, total
     return out
 
 
-def silu_mul(x: torch.Tensor, out: Maybe = None) -> torch.Tensor:
-    """silu(gate) * up, where x [T, 2 * I] is gate beside up; out: [T, I], I a multiple of 8."""
+def silu_mul(x: torch.Tensor, out: Maybe = None, interleaved: bool = False) -> torch.Tensor:
+    """silu(gate) * up, where x [T, 2 * I] is gate beside up; out: [T, I], I a multiple of 8.
+
+    interleaved: x has eight values of gate, then eight of up, and so on, as of a weight of `quant.interleave`.
+    """
     name = "silu_mul"
     require(x.dim() == 2 and x.shape[1] % 2 == 0, f"{name}: x has shape {tuple(x.shape)}, must be [T, 2 * I]")
     rows, columns = x.shape[0], x.shape[1] // 2
@@ -53,7 +56,7 @@ def silu_mul(x: torch.Tensor, out: Maybe = None) -> torch.Tensor:
     expect(name, "out", out, torch.float16, (rows, columns), x.device, aligned=True)
     if out.numel():
         blocks = -(-columns // (OPS[name].threads * VECTOR))
-        launch_op(OPS[name], (rows, blocks), (x, out), columns)
+        launch_op(OPS[name], (rows, blocks), (x, out), columns, interleaved)
     return out
 
 

@@ -10,10 +10,16 @@ import numpy as np
 import torch
 
 from deepinfer_lab.errors import KernelError
+from deepinfer_lab.kernels import dependent_launch
 from deepinfer_lab.kernels.catalogue import ADD_PARTIALS, KERNELS, Kernel
 from deepinfer_lab.kernels.check import Operands
-from deepinfer_lab.kernels.compiler import arch_for, compile_kernel
-from deepinfer_lab.kernels.ops_catalogue import MIN_CAPABILITY, OPS, Op
+from deepinfer_lab.kernels.compiler import arch_for, compile_all, compile_kernel
+from deepinfer_lab.kernels.counters import counters
+from deepinfer_lab.kernels.ops_catalogue import MIN_CAPABILITY, OPS, Op, runs_on
+
+RESERVED_SHARED = (
+    1024  # bytes, of each block: CUDA C++ Programming Guide, "Shared Memory" of compute capability 8.x and later
+)
 
 
 class Loader:
@@ -36,9 +42,19 @@ class Loader:
         if found is None:
             with self._lock, torch.cuda.device(self.device):
                 # The function keeps its module alive.
-                found = self._functions.get(key) or self._module(kernel).get_function(key[1])
+                found = self._functions.get(key) or self._load(kernel, key[1])
                 self._functions[key] = found
         return found
+
+    def _load(self, kernel: str, entry: str) -> Any:
+        function = self._module(kernel).get_function(entry)
+        if kernel in OPS and OPS[kernel].shared:
+            from cupy_backends.cuda.api import driver
+
+            declared = driver.funcGetAttribute(driver.CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES, function.ptr)
+            limit = driver.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES  # 48 KiB unless it is asked for
+            driver.funcSetAttribute(function.ptr, limit, max_shared(self.device) - declared)
+        return function
 
     def _module(self, kernel: str) -> Any:
         if torch.cuda.is_current_stream_capturing():
@@ -62,13 +78,18 @@ def preload(device: torch.device | str = "cuda") -> None:
     """Compile and load every kernel, so that no later call does: before capturing CUDA graphs, or before timing."""
     index = torch.device(device).index
     kernels = loader(torch.cuda.current_device() if index is None else index)
+    capability = torch.cuda.get_device_capability(kernels.device)
+    arch = arch_for(capability)
+    ops = [name for name, op in OPS.items() if capability >= MIN_CAPABILITY and runs_on(op, arch)]
+    compile_all((name, arch) for name in (*KERNELS, *ops))  # loading then finds them in the cache
     for kernel in KERNELS.values():
         kernels.function(kernel.name)
         if kernel.split_k:
             kernels.function(kernel.name, ADD_PARTIALS)
-    if torch.cuda.get_device_capability(kernels.device) >= MIN_CAPABILITY:
-        for name in OPS:
-            kernels.function(name)
+    for name in ops:
+        kernels.function(name)
+    if ops:
+        counters(kernels.device).reserve()
 
 
 @dataclass(frozen=True)
@@ -95,13 +116,26 @@ def _enqueue(
     threads: int,
     tensors: Sequence[torch.Tensor | None],
     numbers: Sequence[int | np.number],
+    *,
+    shared: int = 0,
+    dependent: bool = False,
 ) -> None:
+    """`dependent`: the kernel awaits those before it by itself. Only captured steps make use of it."""
     device = tensors[0].device
     pointers = [0 if tensor is None else tensor.data_ptr() for tensor in tensors]
     scalars = [number if isinstance(number, np.number) else np.int32(number) for number in numbers]
+    arguments = (*map(np.uint64, pointers), *scalars)
     with torch.cuda.device(device):
-        stream = _cupy_stream(torch.cuda.current_stream(device).cuda_stream)
-        function(grid, (threads,), (*map(np.uint64, pointers), *scalars), stream=stream)
+        stream = torch.cuda.current_stream(device).cuda_stream
+        if dependent and torch.cuda.is_current_stream_capturing() and _can_depend(device.index):
+            dependent_launch.launch(function.ptr, grid, threads, shared, stream, arguments)
+        else:
+            function(grid, (threads,), arguments, shared_mem=shared, stream=_cupy_stream(stream))
+
+
+@functools.cache
+def _can_depend(device: int) -> bool:
+    return dependent_launch.available(torch.cuda.get_device_capability(device))
 
 
 def launch(kernel: Kernel, operands: Operands) -> torch.Tensor:
@@ -119,12 +153,19 @@ def launch(kernel: Kernel, operands: Operands) -> torch.Tensor:
     return o.out
 
 
-def launch_op(op: Op, grid: tuple[int, ...], tensors: Sequence[torch.Tensor | None], *numbers: int | np.number) -> None:
+def launch_op(
+    op: Op,
+    grid: tuple[int, ...],
+    tensors: Sequence[torch.Tensor | None],
+    *numbers: int | np.number,
+    shared: int = 0,
+) -> None:
     """Enqueue a kernel of `ops_catalogue`: pointers first (null for None), then numbers, int32 unless of another NumPy type.
 
-    The first tensor says on which device.
+    The first tensor says on which device. shared: bytes of shared memory beyond what the kernel declares.
     """
-    _enqueue(loader(tensors[0].device.index).function(op.name), grid, op.threads, tensors, numbers)
+    function = loader(tensors[0].device.index).function(op.name)
+    _enqueue(function, grid, op.threads, tensors, numbers, shared=shared, dependent=op.dependent)
 
 
 def launch_split_k(kernel: Kernel, operands: Operands) -> torch.Tensor:
@@ -145,3 +186,9 @@ def launch_split_k(kernel: Kernel, operands: Operands) -> torch.Tensor:
 def multiprocessors(device: int) -> int:
     """How many the device has."""
     return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+@functools.cache
+def max_shared(device: int) -> int:
+    """Bytes of shared memory that one block may have: all of a multiprocessor's but what each block loses to the system."""
+    return torch.cuda.get_device_properties(device).shared_memory_per_multiprocessor - RESERVED_SHARED

@@ -7,18 +7,32 @@ from pathlib import Path
 from types import MappingProxyType
 
 from deepinfer_lab.kernels.catalogue import KERNELS, SOURCES, Kernel
+from deepinfer_lab.kernels.mma_cuts import CUTS
+from deepinfer_lab.kernels.wgmma_cuts import WGMMA_CUTS
 
 HEAD_DIMS = (64, 80, 96, 128)  # that paged attention is compiled for
+MMA_ROWS = (8, 16, 32)  # activation rows of a block on tensor cores
 MIN_CAPABILITY = (8, 0)  # of a device for these kernels: cuda/mma.cuh
 
 
 @dataclass(frozen=True)
 class Op:
-    """One kernel, in `cuda/<name>.cu`, its threads in a block, and what it does in a few words."""
+    """One kernel, in `cuda/<name>.cu`.
+
+    Attributes:
+        name: of the kernel and of its source. threads: in a block.
+        summary: what it does, in a few words.
+        shared: a launch gives it more shared memory than it declares.
+        dependent: it awaits the kernels before it by itself, so that it may be launched while they run.
+        only: as `catalogue.Kernel`'s.
+    """
 
     name: str
     threads: int
     summary: str
+    shared: bool = False
+    dependent: bool = False
+    only: str | None = None
 
     @property
     def source(self) -> Path:
@@ -27,9 +41,41 @@ class Op:
 
 def _decode_ops() -> tuple[Op, ...]:
     return tuple(
-        Op(f"paged_decode_{stored}_{dim}", 128, f"attention of new tokens over {stored} K and V, head_dim {dim}")
+        Op(
+            f"paged_decode_{stored}_{dim}",
+            128,
+            f"attention of new tokens over {stored} K and V, head_dim {dim}",
+            dependent=True,
+        )
         for stored in ("f16", "i8")
         for dim in HEAD_DIMS
+    )
+
+
+def _mma_ops() -> tuple[Op, ...]:
+    """Products of a few rows, and those that make the RMSNorm of their rows first."""
+    rows = {
+        "8": 512,
+        "8_pair": 512,
+        "8_many": 256,
+        "16": 512,
+        "16_pair": 512,
+        "16_many": 256,
+        "32": 512,
+        "32_many": 256,
+    }
+    return tuple(
+        Op(
+            f"w{bits}_mma_{kind}{norm}",
+            threads,
+            f"{'norm of ' if norm else ''}rows (up to {kind.split('_')[0]}) times {bits}-bit weights in tiles",
+            shared=bool(norm),
+            dependent=True,
+        )
+        for norm in ("", "_norm")
+        for bits in (4, 3)
+        for kind, threads in rows.items()
+        if not norm or kind.startswith("8")
     )
 
 
@@ -38,15 +84,38 @@ OPS = MappingProxyType(
         op.name: op
         for op in (
             *_decode_ops(),
-            Op("paged_combine", 128, "adds up the splits of paged_decode"),
-            Op("rms_norm", 256, "RMSNorm, and the residual addition before it"),
-            Op("rope_write_f16", 128, "rotary embedding; K and V into an fp16 cache"),
-            Op("rope_write_i8", 128, "rotary embedding; K and V into an int8 cache"),
-            Op("silu_mul", 256, "silu(gate) * up"),
+            Op("rms_norm", 256, "RMSNorm, and the residual addition before it", dependent=True),
+            Op("rope_write_f16", 128, "rotary embedding; K and V into an fp16 cache", dependent=True),
+            Op("rope_write_i8", 128, "rotary embedding; K and V into an int8 cache", dependent=True),
+            Op("silu_mul", 256, "silu(gate) * up", dependent=True),
             Op("merge_attention", 256, "attention over parts of the keys to attention over all"),
             Op("spin", 1024, "occupies multiprocessors for a time, and says which"),
             Op("w4_dequantise", 256, "4-bit weights to dense fp16"),
             Op("w3_dequantise", 256, "3-bit weights to dense fp16"),
+            *_mma_ops(),
+            *(
+                Op(
+                    cut.name,
+                    cut.threads,
+                    f"blocks of {cut.rows} rows times {cut.bits}-bit weights in tiles",
+                    shared=True,
+                    dependent=True,
+                )
+                for cut in CUTS
+            ),
+            *(
+                Op(
+                    cut.name,
+                    cut.threads,
+                    f"blocks of {cut.rows} rows times {cut.bits}-bit weights in tiles, for sm_90 alone",
+                    shared=True,
+                    dependent=True,
+                    only="sm_90",
+                )
+                for cut in WGMMA_CUTS
+            ),
+            Op("w4_dequantise_tiles", 256, "4-bit weights in tiles to dense fp16"),
+            Op("w3_dequantise_tiles", 256, "3-bit weights in tiles to dense fp16"),
         )
     }
 )
@@ -54,3 +123,8 @@ OPS = MappingProxyType(
 COMPILED: MappingProxyType[str, Kernel | Op] = MappingProxyType(
     {**KERNELS, **OPS}
 )  # all that the compiler knows by name
+
+
+def runs_on(kernel: Kernel | Op, arch: str) -> bool:
+    """Whether it can be compiled for this architecture, "sm_86", say."""
+    return kernel.only in (None, arch)

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 
 from deepinfer_lab.errors import KernelError
 from deepinfer_lab.kernels.catalogue import KERNELS
-from deepinfer_lab.kernels.compiler import ARCHS, Binary, compile_kernel
-from deepinfer_lab.kernels.ops_catalogue import COMPILED
-from deepinfer_lab.progress import bar
+from deepinfer_lab.kernels.compiler import ARCHS, Binary, compile_all
+from deepinfer_lab.kernels.ops_catalogue import COMPILED, runs_on
 
 REGISTER_UNIT = 256  # registers are allocated to warps in units of this many
 WARP_UNIT = 4  # a multiprocessor's four partitions each hold whole warps
@@ -171,16 +170,16 @@ def ptx_instructions(ptx: str, kernel: str) -> Counter[str]:
 
 
 def report(kernels: Iterable[str] = tuple(KERNELS), archs: Iterable[str] = ARCHS) -> list[Row]:
-    """Compile every kernel for every architecture (from the cache where nothing changed), and say what it costs.
+    """Compile every kernel for every architecture that it is for (from the cache where nothing changed); say what it costs.
 
     Raises:
-        KernelError, MissingDependency: as `compile_kernel`.
+        KernelError, MissingDependency: as `compile_all`.
     """
     rows = []
-    pairs = [(name, arch) for arch in archs for name in kernels]
-    for name, arch in bar(pairs, desc="compiling kernels", unit="kernel"):
-        binary = compile_kernel(name, arch)
-        used = usage(binary)
+    kernels = tuple(kernels)
+    pairs = ((name, arch) for arch in archs for name in kernels if runs_on(COMPILED[name], arch))
+    for binary in compile_all(pairs):
+        name, arch, used = binary.kernel, binary.arch, usage(binary)
         threads = COMPILED[name].threads
         rows.append(
             Row(

@@ -116,7 +116,7 @@ def budget_row(case: dict[str, Any], cap_mib: int, seed: int) -> dict[str, Any]:
     """A model loaded and served while torch's allocator may take no more than `cap_mib`, or how far it got.
 
     The cap holds for all of torch's memory: weights, KV, graphs, workspaces. CUDA's own context and the code of kernels lie
-    beside it. KV gets what loading left, less the reserve. Kernels are the article's, of which none unpacks a whole weight.
+    beside it. KV gets what loading left, less the reserve. No kernel unpacks a whole weight.
     """
     gc.collect()  # engines that are gone
     torch.cuda.empty_cache()
@@ -194,6 +194,7 @@ CAPACITY = Experiment(
         "budgets": [
             {"model": "synthetic:qwen2.5-3b", "bits": "w4", **BUDGET},
             {"model": "synthetic:qwen2.5-7b", "bits": "mixed", **BUDGET},
+            {"model": "synthetic:qwen2.5-7b", "bits": "mixed-all", **BUDGET},
         ],
         "seed": 0,
     },

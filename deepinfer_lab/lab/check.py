@@ -3,7 +3,8 @@
 What passing guarantees:
 - Every notebook ran from top to bottom and is the notebook of its script (`guards`).
 - Every file of data has the bytes that were published (`seal`), and is well-formed and filed where it belongs.
-- Every record that a notebook's code names was printed with its banner, and `data/` still has the record of that time.
+- Every record that a notebook's code names was printed with its banner, and `data/` still has the record of that time. Of one
+  that no device has yet, a warning says so.
 - No CUDA source behind a record has changed, see `data_files.kernel_state`; the GPU tests' own reports cover every source.
 - `figures/` holds one picture for each table that a notebook prints, with that table's fingerprint in it, and no other.
 - A number with a decimal point in a notebook's prose stands somewhere in outputs, code or published tables.
@@ -59,7 +60,7 @@ def check() -> Findings:
             failures += _file_complaints(files[-1])
         except RecordError as error:
             failures.append(str(error))
-    notebooks = []
+    notebooks, unmeasured = [], []
     published = "\n".join(path.read_text(encoding="utf-8") for path in project.data().glob("published/*.json"))
     for notebook in discover():
         try:
@@ -72,7 +73,9 @@ def check() -> Findings:
             continue
         records = [file for banner in found.banners for file in files if (file.name, file.utc) == banner]
         notebooks.append(Standing(notebook.name, found, records))
-        complaints = [*_record_complaints(found, records), *_figure_complaints(found)]
+        missing = [name for name in found.experiments if not any(project.data().glob(f"*/{name}.json"))]
+        unmeasured += [f"{notebook.name}: no device has a record of {name} yet" for name in missing]
+        complaints = [*_record_complaints(found, records, missing), *_figure_complaints(found)]
         complaints += [
             f"its prose says {number}, and no output, code or published table does"
             for number in evidence.unfounded(content, published)
@@ -84,7 +87,7 @@ def check() -> Findings:
         for path in sorted(project.figures().glob("*"))
         if path.stem not in shown
     ]
-    return Findings(notebooks, failures, list(_mixed(files)))
+    return Findings(notebooks, failures, [*unmeasured, *_mixed(files)])
 
 
 def _file_complaints(file: DataFile) -> Iterator[str]:
@@ -103,13 +106,13 @@ def _file_complaints(file: DataFile) -> Iterator[str]:
             yield f"{where}: holds the record of {belongs}"
 
 
-def _record_complaints(found: Evidence, records: Sequence[DataFile]) -> Iterator[str]:
+def _record_complaints(found: Evidence, records: Sequence[DataFile], missing: Sequence[str]) -> Iterator[str]:
     have = {(file.name, file.utc) for file in records}
     for experiment, utc in found.banners:
         if (experiment, utc) not in have:
             yield f"missing record: data/ has none of {experiment} from {utc}"
     for experiment in found.experiments:
-        if experiment not in {name for name, _ in found.banners}:
+        if experiment not in missing and experiment not in {name for name, _ in found.banners}:
             yield f"names the experiment {experiment}, but prints no banner of its record"
 
 

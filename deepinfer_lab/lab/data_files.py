@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from deepinfer_lab.errors import RecordError
-from deepinfer_lab.kernels.catalogue import PRODUCTS, DequantiseProduct
+from deepinfer_lab.kernels.catalogue import PRODUCTS, TILED, DequantiseProduct
 from deepinfer_lab.lab import project, provenance
 
 INCLUDE = re.compile(r'^\s*#include "([^"]+)"', re.MULTILINE)
@@ -105,15 +105,21 @@ def kernel_state(
     if not recorded:
         return "none", []
     named = set(named)
-    used = _with_includes({_source(name) for name in named}) if named and None not in named else set(recorded)
+    sources = set().union(*(_sources(name, recorded) for name in named - {None}))
+    used = _with_includes(sources) if named and None not in named else set(recorded)
     changed = sorted(name for name in used & set(recorded) if now.get(name) != recorded[name])
     return ("changed since" if changed else "current"), changed
 
 
-def _source(kernel: str) -> str:
-    """The file that a kernel is compiled from. One of torch or cuBLAS gets a name that no source has."""
+def _sources(kernel: str, recorded: Iterable[str]) -> set[str]:
+    """The files that a kernel is compiled from; of one in torch or cuBLAS, a name that no source has.
+
+    Launchers of weights in tiles choose among several by M and card: of those with so many bits all count.
+    """
+    if kernel in TILED:
+        return {name for name in recorded if name.startswith(f"w{TILED[kernel].bits}_") and "mma" in name}
     product = PRODUCTS.get(kernel)
-    return f"w{product.bits}_dequantise.cu" if isinstance(product, DequantiseProduct) else f"{kernel}.cu"
+    return {f"w{product.bits}_dequantise.cu" if isinstance(product, DequantiseProduct) else f"{kernel}.cu"}
 
 
 def _with_includes(files: set[str]) -> set[str]:

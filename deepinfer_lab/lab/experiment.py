@@ -6,6 +6,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -161,15 +162,41 @@ def measure(experiment: Experiment, params: Mapping[str, Any]) -> Record:
     if not os.environ.get(AGAIN) and (kept := _kept(path, params, origin)):
         journal.note(experiment.name, "kept")
         return kept
-    limit_s = time_limit.limit_s()
-    begun = Record(experiment.name, dict(params), origin, "OK", [])
-    validate(asdict(begun), f"experiment {experiment.name!r}")  # now, not after hours of measuring
+    limit_s, started = time_limit.limit_s(), time.monotonic()
     partial = path.with_suffix(".partial.jsonl")
-    samples: list[dict[str, Any]] = []
-    status, started = "OK", time.monotonic()
     journal.note(experiment.name, journal.BEGUN)
     try:
-        with time_limit.time_limit(limit_s), partial_rows(partial, begun) as keep:
+        result = perform(experiment, params, origin, limit_s, partial)
+    except BaseException as error:
+        journal.note(experiment.name, f"failed: {type(error).__name__}", time.monotonic() - started)
+        raise
+    result.save(path)
+    partial.unlink(missing_ok=True)
+    journal.note(experiment.name, result.status, result.provenance["seconds"])
+    return result
+
+
+def perform(
+    experiment: Experiment, params: Mapping[str, Any], origin: Mapping[str, Any], limit_s: float, partial: Path | None
+) -> Record:
+    """Run the experiment here. Its record is filed nowhere.
+
+    Args:
+        params: all of them. origin: the record's provenance, to which `seconds` is added.
+        limit_s: seconds, after which it ends as TIMEOUT.
+        partial: where rows are kept as they come, and stay; a file without any row goes if the experiment fails. None: nowhere.
+
+    Raises:
+        RecordError: it yields a row that a record cannot hold.
+        Exception: whatever the experiment raises, but for lack of memory or time.
+    """
+    begun = Record(experiment.name, dict(params), dict(origin), "OK", [])
+    validate(asdict(begun), f"experiment {experiment.name!r}")  # now, not after hours of measuring
+    samples: list[dict[str, Any]] = []
+    status, started = "OK", time.monotonic()
+    keeping = nullcontext(lambda _row: None) if partial is None else partial_rows(partial, begun)
+    try:
+        with time_limit.time_limit(limit_s), keeping as keep:
             for row in bar(experiment.measure(dict(params)), desc=experiment.name, unit="row"):
                 plain = _plain(row)
                 check_row(plain, f"experiment {experiment.name!r}: row {len(samples)}")
@@ -181,21 +208,16 @@ def measure(experiment: Experiment, params: Mapping[str, Any]) -> Record:
         status = "TIMEOUT"
     except BaseException as error:
         if not _out_of_memory(error):
-            if not samples:
+            if partial is not None and not samples:
                 partial.unlink(missing_ok=True)
-            journal.note(experiment.name, f"failed: {type(error).__name__}", time.monotonic() - started)
             raise
         status = "OOM"
-    if status == "OK" and any(row.get("correct") is False for row in samples):
-        status = "INCORRECT"
-    seconds = round(time.monotonic() - started, 1)
-    result = replace(begun, provenance={**origin, "seconds": seconds}, status=status, samples=samples)
-    result.save(path)
-    partial.unlink(missing_ok=True)
-    journal.note(experiment.name, status, seconds)
     if status == "OOM":
         _free_memory()
-    return result
+    elif status == "OK" and any(row.get("correct") is False for row in samples):
+        status = "INCORRECT"
+    seconds = round(time.monotonic() - started, 1)
+    return replace(begun, provenance={**origin, "seconds": seconds}, status=status, samples=samples)
 
 
 def banner(record: Record) -> str:

@@ -6,6 +6,7 @@ from deepinfer_lab.lab.experiment import Experiment
 from deepinfer_lab.lab.first_model import FEW_BITS, SERVE_REAL_MODEL
 from deepinfer_lab.lab.ghost_reply import GHOST_REPLY
 from deepinfer_lab.lab.kernel_experiments import TILED_GEMM, W3_BATCH_TILE
+from deepinfer_lab.lab.kernel_ladder import KERNEL_LADDER
 from deepinfer_lab.lab.kernel_peers import KERNEL_PEERS
 from deepinfer_lab.lab.overlap_experiments import (
     CHUNK_INFLIGHT,
@@ -24,6 +25,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         FEW_BITS,
         TILED_GEMM,
         W3_BATCH_TILE,
+        KERNEL_LADDER,
         KERNEL_PEERS,
         QUANTISATION_QUALITY,
         GHOST_REPLY,

@@ -10,12 +10,13 @@ import pandas as pd
 import torch
 
 from deepinfer_lab.errors import SettingError
-from deepinfer_lab.kernels import LAUNCHERS
-from deepinfer_lab.kernels.catalogue import PRODUCTS, DequantiseProduct, Kernel
+from deepinfer_lab.kernels import LAUNCHERS, TILED_LAUNCHERS
+from deepinfer_lab.kernels.catalogue import PRODUCTS, TILED, DequantiseProduct, Kernel, MmaProduct
 from deepinfer_lab.kernels.dispatch import FALLBACK
 from deepinfer_lab.lab.kernel_timing import ARTICLE, GRAPH_COLD, MIN_REPLAYS, Gpu, article, copies_for, graph_cold
 from deepinfer_lab.quant.layout import PackedWeight, packed_columns
 from deepinfer_lab.quant.linear import dequant_cublas
+from deepinfer_lab.quant.tiles import to_tiles
 
 DENSE = "cublas_fp16"  # an unquantised float16 weight of the same shape: bits 16, group null
 EMPTY = "empty_launch"  # out = x * weight, one value each: what a launch costs that does nothing. M = N = K = 1
@@ -24,7 +25,7 @@ MAX_ERROR = 2e-3  # of norm(out - reference) / norm(reference): float16 rounding
 REFERENCE_ROWS = 4096  # of the weight that are held in float32 at a time
 
 # All that can multiply a few-bit weight, the simplest first; and then there is the fallback.
-FEW_BIT: Mapping[str, Kernel | DequantiseProduct] = PRODUCTS
+FEW_BIT: Mapping[str, Kernel | DequantiseProduct | MmaProduct] = {**PRODUCTS, **TILED}
 
 Weight = PackedWeight | torch.Tensor
 
@@ -98,12 +99,19 @@ def random_matrix(gpu: Gpu, random: torch.Generator, bits: int, n: int, k: int, 
     return Matrix(bits, n, k, None if bits == 16 else group, copies)
 
 
-def kernels_for(bits: int, m: int) -> list[str]:
+def kernels_for(bits: int, m: int, device: torch.device | None = None) -> list[str]:
     """Every way to multiply M rows with a weight of so many bits: launchers that take that M, and the old fallback; for 16
-    bits, cuBLAS."""
+    bits, cuBLAS. device: leave out what this CUDA device cannot run."""
     if bits == 16:
         return [DENSE]
-    return [name for name, product in FEW_BIT.items() if product.bits == bits and m <= product.max_m] + [FALLBACK]
+    fitting = (name for name, product in FEW_BIT.items() if product.bits == bits and m <= product.max_m)
+    return [name for name in fitting if device is None or _runs_on(FEW_BIT[name], device)] + [FALLBACK]
+
+
+def _runs_on(product: Kernel | DequantiseProduct | MmaProduct, device: torch.device) -> bool:
+    if device.type != "cuda" or not isinstance(product, MmaProduct) or product.capability is None:
+        return True
+    return torch.cuda.get_device_capability(device) == product.capability
 
 
 def floor_us(matrix: Matrix, m: int, bandwidth: float) -> float:
@@ -183,8 +191,13 @@ def _bind(kernel: str, weight: Weight) -> Callable[[torch.Tensor, torch.Tensor],
         return lambda x, out: torch.matmul(x, weight.T, out=out)
     if kernel == EMPTY:
         return lambda x, out: torch.mul(x, weight, out=out)
+    if kernel in TILED_LAUNCHERS:
+        multiply, tiled = TILED_LAUNCHERS[kernel], to_tiles(weight)
+        return lambda x, out: multiply(x, tiled.tiles, tiled.scales, tiled.n, tiled.group, out=out)
     if kernel not in LAUNCHERS:
-        raise SettingError(f"kernel {kernel!r}: there are {', '.join((*LAUNCHERS, FALLBACK, DENSE, EMPTY))}")
+        raise SettingError(
+            f"kernel {kernel!r}: there are {', '.join((*LAUNCHERS, *TILED_LAUNCHERS, FALLBACK, DENSE, EMPTY))}"
+        )
     run = LAUNCHERS[kernel]
     return lambda x, out: run(x, weight.packed, weight.scales, weight.group, out=out)
 

@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import torch
 
 from deepinfer_lab.errors import KernelError
 from deepinfer_lab.kernels import dispatch
+from deepinfer_lab.lab import project, provenance
 from deepinfer_lab.lab.experiment import Experiment
 from deepinfer_lab.lab.kernel_cells import (
     DENSE,
@@ -23,7 +25,7 @@ from deepinfer_lab.lab.kernel_cells import (
     random_case,
     random_matrix,
 )
-from deepinfer_lab.lab.kernel_dispatch import card_table
+from deepinfer_lab.lab.kernel_dispatch import FILE, card_table
 from deepinfer_lab.lab.kernel_timing import CudaGpu, Gpu, graph_cold
 from deepinfer_lab.lab.peers import Peer, find
 from deepinfer_lab.progress import bar
@@ -73,15 +75,16 @@ def peer_rows(
         others = [] if bits == 16 else list(_others(peers, matrix, say))
         for m in params["m"]:
             case = random_case(gpu, random, matrix, m)
-            if bits == 16:
-                ours = [Contestant(CUBLAS, DENSE, partial(launcher, DENSE), MAX_ERROR)]
-            else:
-                names = (
-                    kernels_for(bits, m) if params["all_kernels"] else [dispatch.choose(bits, m, table=table, n=n, k=k)]
-                )
-                ours = [Contestant(OURS, name, partial(launcher, name), MAX_ERROR) for name in names]
+            every = bits == 16 or params["all_kernels"]
+            names = kernels_for(bits, m, gpu.device) if every else [dispatch.choose(bits, m, table=table, n=n, k=k)]
+            ours = [one_of_ours(name) for name in names]
             for contestant in (*ours, *others):
-                yield from _row(gpu, case, contestant, bandwidth, params["replays"], say)
+                yield from timed(gpu, case, contestant, bandwidth, params["replays"], say)
+
+
+def one_of_ours(name: str) -> Contestant:
+    """A kernel of ours, or cuBLAS with a dense weight, by the name that `kernel_cells.launcher` knows."""
+    return Contestant(CUBLAS if name == DENSE else OURS, name, partial(launcher, name), MAX_ERROR)
 
 
 def _others(peers: Sequence[Peer], matrix: Matrix, say: Callable[[str], None]) -> Iterator[Contestant]:
@@ -105,10 +108,10 @@ def _others(peers: Sequence[Peer], matrix: Matrix, say: Callable[[str], None]) -
             say(f"{peer.name} left out, W{matrix.bits}, N x K = {matrix.n} x {matrix.k}: {refusal}")
 
 
-def _row(
+def timed(
     gpu: Gpu, case: Case, contestant: Contestant, bandwidth: float, replays: int, say: Callable[[str], None]
 ) -> Iterator[dict[str, Any]]:
-    """One row, or none where the product cannot be had."""
+    """One row, as `peer_rows` has them, or none where the product cannot be had."""
     columns = case.columns(bandwidth)
     try:
         launch = contestant.bind(case)
@@ -141,10 +144,20 @@ def median_us(row: dict[str, Any]) -> float:
     return float(np.median(row["time_us"]))
 
 
+def newest_table() -> Path | None:
+    """The dispatch table that `tune` has left in `build/` for this card, or else the published one; None without either."""
+    tuned = project.build() / "data" / provenance.device_slug() / FILE
+    return tuned if tuned.is_file() else card_table()
+
+
+def aside(text: str) -> None:
+    """Say what has no row, where it does not get among the rows."""
+    print(text, file=sys.stderr)
+
+
 def _measure(params: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    file = card_table()
-    table = dispatch.ARTICLE if file is None else dispatch.load(file)
-    return peer_rows(params, CudaGpu(), table, lambda text: print(text, file=sys.stderr))
+    gpu = CudaGpu()
+    return peer_rows(params, gpu, dispatch.table_named(newest_table(), gpu.device), aside)
 
 
 KERNEL_PEERS = Experiment(

@@ -76,7 +76,7 @@ def timings(
             before: dict[str, Timing] = {}
             for m in sorted(every_m):
                 case = random_case(gpu, random, matrix, m)
-                kernels = [kernel for kernel in kernels_for(its, m) if kernel not in given_up]
+                kernels = [kernel for kernel in kernels_for(its, m, gpu.device) if kernel not in given_up]
                 found = [_timing(gpu, case, kernel, bandwidth, replays) for kernel in kernels]
                 yield from found
                 timed = {timing.kernel: timing for timing in found if timing.us is not None}

@@ -48,7 +48,7 @@ def collect(command: str | None = None) -> dict[str, Any]:
         "commit": commit,
         "dirty": dirty,
         "kernels": kernel_hashes(),
-        "command": command if command is not None else _command(),
+        "command": command if command is not None else command_line(),
         "utc": datetime.now(UTC).isoformat(timespec="seconds"),
     }
 
@@ -67,7 +67,7 @@ def device_slug() -> str:
     """The name of this machine's record folder, such as "nvidia-h200" or "cpu-amd-epyc-2-cores": [a-z0-9-] only."""
     if torch.cuda.is_available():
         return slug(torch.cuda.get_device_name())
-    return slug(f"cpu {_cpu_model()} {_cores()} cores")
+    return slug(f"cpu {_cpu_model()} {cores()} cores")
 
 
 def slug(name: str) -> str:
@@ -80,6 +80,15 @@ def kernel_hashes() -> dict[str, str]:
     """SHA-256 of every file under `kernels/cuda/`, by file name."""
     files = sorted(path for path in KERNELS.glob("*.cu*") if path.is_file())
     return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+def source_hash() -> str:
+    """SHA-256 of all Python and CUDA files of the package and their paths: alike wherever the same code lies."""
+    digest = hashlib.sha256()
+    files = {p.relative_to(PACKAGE).as_posix(): p for kind in ("*.py", "*.cu", "*.cuh") for p in PACKAGE.rglob(kind)}
+    for name in sorted(files):
+        digest.update(f"{name} {hashlib.sha256(files[name].read_bytes()).hexdigest()}\n".encode())
+    return digest.hexdigest()
 
 
 def _device() -> dict[str, Any]:
@@ -129,7 +138,7 @@ def _cpu_model() -> str:
     return found.group(1).strip() if found else platform.processor() or platform.machine()
 
 
-def _cores() -> int:
+def cores() -> int:
     """Cores that this process may use, which in a container is fewer than the machine's."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
@@ -159,7 +168,8 @@ def _commit() -> tuple[str | None, bool | None]:
     return commit, None if commit is None or changes is None else bool(changes)
 
 
-def _command() -> str:
+def command_line() -> str:
+    """This process's own."""
     program = Path(sys.argv[0] or "python").name
     if program.startswith("ipykernel"):
         return "jupyter kernel"  # its arguments name a temporary file and say nothing

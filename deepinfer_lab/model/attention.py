@@ -64,17 +64,17 @@ class Attention:
     """Causal grouped-query attention of one step's new tokens over their sequences' cached keys and values.
 
     Args:
-        chunk, rows: what to make of a run of either kind, once for all layers.
+        chunk, rows: what to make of a run of either kind, once for all layers: `parts`, beside the tokens of each.
     """
 
     def __init__(
         self, step: StepInput, kv: KVPool, chunk: Callable[[Run, KVPool], Attend], rows: Callable[[Run, KVPool], Attend]
     ) -> None:
-        self._parts = [(run.tokens, (chunk if run.is_chunk else rows)(run, kv)) for run in runs(step)]
+        self.parts = [(run.tokens, (chunk if run.is_chunk else rows)(run, kv)) for run in runs(step)]
 
     def __call__(self, layer: int, q: torch.Tensor) -> torch.Tensor:
         """q: [T, heads, D] -> [T, heads * D]. The step's own K and V must already be in the pool."""
-        parts = [attend(layer, q[tokens]) for tokens, attend in self._parts]
+        parts = [attend(layer, q[tokens]) for tokens, attend in self.parts]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 

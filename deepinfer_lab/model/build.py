@@ -13,8 +13,9 @@ from deepinfer_lab.model.ops import CudaOps
 from deepinfer_lab.model.source import ATTENTION_IN, ATTENTION_OUT, MLP_IN, MLP_OUT, PackedSource, WeightSource
 from deepinfer_lab.progress import bar
 from deepinfer_lab.quant import rtn
+from deepinfer_lab.quant.interleave import interleave
 from deepinfer_lab.quant.layout import PackedWeight, concatenate
-from deepinfer_lab.quant.linear import DenseLinear, QuantLinear
+from deepinfer_lab.quant.linear import DenseLinear, QuantLinear, fused_rows
 from deepinfer_lab.quant.plan import EMBEDDING, HEAD, Plan
 
 ROWS_AT_ONCE = 16_384  # of a table that is rounded: rounding wants float32 copies, of 7B's tables 2 GiB each
@@ -138,8 +139,10 @@ def build_block(
         (bits,) = asked
         if bits is None:
             return DenseLinear(torch.cat([dense(f"{name}.weight") for name in names]), bias, fixed_rows)
-        packed = concatenate([packed_weight(source, layer, bits, group) for layer in layers])
-        return QuantLinear(packed.to(device), bias, table)
+        packed = concatenate([packed_weight(source, layer, bits, group) for layer in layers]).to(device)
+        if names is MLP_IN and fused_rows(packed, table, device):  # `Block.interleaved`
+            packed = interleave(packed)
+        return QuantLinear(packed, bias, table)
 
     return Block(
         input_norm=dense("input_layernorm.weight"),

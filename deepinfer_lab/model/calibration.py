@@ -53,6 +53,7 @@ class _Tap:
         self._linear = linear
         self._sum: torch.Tensor | None = None
         self._rows = 0
+        self.fused_rows = linear.fused_rows  # says in which order gate_up's outputs are
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         rows = x.float()

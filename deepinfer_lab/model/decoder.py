@@ -2,14 +2,17 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch.nn.functional import rms_norm
 
+from deepinfer_lab.kernels.mma_small import Norm
 from deepinfer_lab.kv.pool import KVPool, KVShape
 from deepinfer_lab.model.config import ModelConfig
 from deepinfer_lab.model.embedding import DenseEmbedding, PackedEmbedding
-from deepinfer_lab.model.ops import Ops, StepOps, TorchOps, ops_for
+from deepinfer_lab.model.fused_block import fused_block, fused_rows, normed_product
+from deepinfer_lab.model.ops import CudaOps, Ops, StepOps, TorchOps, ops_for
 from deepinfer_lab.model.rope import Rope
 from deepinfer_lab.model.step_input import StepInput
 from deepinfer_lab.quant.linear import DenseLinear, QuantLinear
@@ -30,6 +33,11 @@ class Block:
     post_norm: torch.Tensor  # [hidden]
     gate_up: Linear  # hidden -> 2 * intermediate
     down: Linear  # intermediate -> hidden
+
+    @property
+    def interleaved(self) -> bool:
+        """Whether gate_up's outputs are (`quant.interleave`), instead of gate's before up's: where it may ever be fused."""
+        return bool(self.gate_up.fused_rows)
 
 
 class Decoder:
@@ -59,6 +67,7 @@ class Decoder:
         self._embed, self._blocks, self._norm, self._lm_head = embed, blocks, norm, lm_head
         self._rope = Rope(config, embed.device, embed.dtype)
         self._ops = ops or ops_for(config, embed.device, embed.dtype)
+        self._fused_rows = fused_rows(blocks) if isinstance(self._ops, CudaOps) else frozenset()
 
     @property
     def embed(self) -> Embedding:
@@ -107,10 +116,15 @@ class Decoder:
         ops, eps = self._ops, self.config.rms_norm_eps
         on_step = ops.step(step, kv, self._rope)
         x = self._embed(step.token_ids)
+        if len(x) in self._fused_rows:
+            for layer, block in enumerate(self._blocks):
+                x = fused_block(block, x, eps, partial(self._attend, layer, block, on_step))
+            return self._fused_logits(x if len(step.logits_index) == len(x) else x[step.logits_index])
         normed = ops.norm(x, self._blocks[0].input_norm, eps)
         for layer, block in enumerate(self._blocks):
-            x, normed = ops.add_norm(x, self._attention(layer, block, normed, on_step), block.post_norm, eps)
-            delta = block.down(ops.silu_mul(block.gate_up(normed)))
+            attended = block.o(self._attend(layer, block, on_step, block.qkv(normed)))
+            x, normed = ops.add_norm(x, attended, block.post_norm, eps)
+            delta = block.down(ops.silu_mul(block.gate_up(normed), block.interleaved))
             if layer + 1 < len(self._blocks):
                 x, normed = ops.add_norm(x, delta, self._blocks[layer + 1].input_norm, eps)
         if len(step.logits_index) < len(x):  # otherwise all rows are wanted, and they are in order
@@ -121,19 +135,26 @@ class Decoder:
     def pass_block(self, block: Block, x: torch.Tensor, step: StepInput, kv: KVPool) -> torch.Tensor:
         """One block by itself: hidden states x [T, hidden] -> [T, hidden]. K and V go to the pool's first layer."""
         ops, eps = self._ops, self.config.rms_norm_eps
-        attended = self._attention(0, block, ops.norm(x, block.input_norm, eps), ops.step(step, kv, self._rope))
+        qkv = block.qkv(ops.norm(x, block.input_norm, eps))
+        attended = block.o(self._attend(0, block, ops.step(step, kv, self._rope), qkv))
         x, normed = ops.add_norm(x, attended, block.post_norm, eps)
-        return x + block.down(ops.silu_mul(block.gate_up(normed)))
+        return x + block.down(ops.silu_mul(block.gate_up(normed), block.interleaved))
 
-    def _attention(self, layer: int, block: Block, x: torch.Tensor, on_step: StepOps) -> torch.Tensor:
+    def _fused_logits(self, x: torch.Tensor) -> torch.Tensor:
+        """What the last block makes [L, hidden] -> [L, vocab]."""
+        head, eps = self._lm_head, self.config.rms_norm_eps
+        if len(x) in head.fused_rows:
+            return normed_product(head, x, Norm(self._norm, eps)).float()
+        return head(self._ops.norm(x, self._norm, eps)).float()
+
+    def _attend(self, layer: int, block: Block, on_step: StepOps, qkv: torch.Tensor) -> torch.Tensor:
+        """[T, q_size + 2 * kv_size] -> [T, q_size]."""
         config = self.config
-        heads = block.qkv(x).view(x.shape[0], -1, config.head_dim)
-        qk, v = heads.split((config.num_heads + config.num_kv_heads, config.num_kv_heads), dim=1)
+        heads = qkv.view(qkv.shape[0], -1, config.head_dim)
         if block.q_norm is not None:
-            q, k = qk.split((config.num_heads, config.num_kv_heads), dim=1)
-            qk = torch.cat((self._normed(q, block.q_norm), self._normed(k, block.k_norm)), dim=1)
-        q = on_step.rotate_and_write(layer, qk, v)
-        return block.o(on_step.attend(layer, q))
+            q, k, v = heads.split((config.num_heads, config.num_kv_heads, config.num_kv_heads), dim=1)
+            heads = torch.cat((self._normed(q, block.q_norm), self._normed(k, block.k_norm), v), dim=1)
+        return on_step.attend(layer, heads)
 
     def _normed(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return rms_norm(x, weight.shape, weight, self.config.rms_norm_eps)

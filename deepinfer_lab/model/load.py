@@ -85,7 +85,8 @@ def load_model(
         method: how to quantise, one of `quant.methods.METHODS`; embedding and head are rounded to nearest by any. All but rtn
             read calibration texts first, which takes a minute for the smallest models: `deepinfer-lab quantise` keeps the
             result.
-        dispatch: a dispatch.json that says which kernel takes how many rows on a GPU; the article's choice by default.
+        dispatch: a dispatch.json that says which kernel takes how many rows on a GPU, or "article" for the article's choice. By
+            default kernels on tensor cores, where the GPU has them.
         batch_invariant: on a GPU, a token's logits are the same bits in any batch and at any chunking of its prompt, at a price
             (`model.invariance`). On a CPU it changes nothing, and they are the same but for rounding (`build_decoder`).
 
@@ -101,7 +102,7 @@ def load_model(
         raise SettingError(
             f"dispatch {dispatch}: batch_invariant takes one kernel for any number of rows; leave one of the two out"
         )
-    table = dispatch_tables.ARTICLE if dispatch is None else dispatch_tables.load(dispatch)
+    table = dispatch_tables.table_named(dispatch, where)
     source = open_source(spec)
     if needs_activations(method) and plan is not PLANS["none"]:
         layers = quantise_layers(source, plan, group=group, method=method, device=where)

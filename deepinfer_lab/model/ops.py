@@ -1,6 +1,6 @@
 """The operations between a decoder's linear layers, in two implementations: plain torch, and fused CUDA kernels."""
 
-from functools import partial
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
@@ -10,7 +10,7 @@ from deepinfer_lab.errors import MissingDependency
 from deepinfer_lab.kernels import elementwise
 from deepinfer_lab.kernels.compiler import load_nvrtc
 from deepinfer_lab.kernels.ops_catalogue import MIN_CAPABILITY
-from deepinfer_lab.kernels.paged_attention import paged_decode, supports
+from deepinfer_lab.kernels.paged_attention import paged_decode, rotate_write_decode, supports
 from deepinfer_lab.kv.pool import KVPool
 from deepinfer_lab.model.attention import (
     Attention,
@@ -24,6 +24,7 @@ from deepinfer_lab.model.attention import (
 from deepinfer_lab.model.config import ModelConfig
 from deepinfer_lab.model.rope import Rope, rotate
 from deepinfer_lab.model.step_input import StepInput
+from deepinfer_lab.quant.interleave import interleaved_rows
 
 # Queries of one launch where splits are fixed. They bound its workspace: 64 MiB with 16 heads of 128 at a context of 8,192.
 FIXED_SPLIT_QUERIES = 256
@@ -32,16 +33,9 @@ FIXED_SPLIT_QUERIES = 256
 class StepOps(Protocol):
     """What depends on a step's positions and lengths, prepared once and used by all layers."""
 
-    def rotate_and_write(self, layer: int, qk: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        """Apply rotary embedding to qk [T, heads + kv_heads, D], write K and v [T, kv_heads, D] into the cache.
-
-        Returns:
-            The rotated q [T, heads, D].
-        """
-        ...
-
-    def attend(self, layer: int, q: torch.Tensor) -> torch.Tensor:
-        """Causal attention of q [T, heads, D] over the cache, which holds the step's own K and V: [T, heads * D]."""
+    def attend(self, layer: int, qkv: torch.Tensor) -> torch.Tensor:
+        """Apply rotary embedding to q and K of qkv [T, heads + 2 * kv_heads, D], contiguous, write K and V into the cache, and
+        attend to it causally: [T, heads * D]."""
         ...
 
 
@@ -58,8 +52,8 @@ class Ops(Protocol):
         """x + delta, and its RMSNorm."""
         ...
 
-    def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
-        """silu(gate) * up for gate beside up: [T, 2 * I] -> [T, I]."""
+    def silu_mul(self, gate_up: torch.Tensor, interleaved: bool) -> torch.Tensor:
+        """silu(gate) * up: [T, 2 * I] -> [T, I], for gate beside up, or interleaved (`quant.interleave`)."""
         ...
 
     def step(self, step: StepInput, kv: KVPool, rope: Rope) -> StepOps: ...
@@ -77,7 +71,9 @@ class TorchOps:
         total = x + delta
         return total, self.norm(total, weight, eps)
 
-    def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
+    def silu_mul(self, gate_up: torch.Tensor, interleaved: bool) -> torch.Tensor:
+        if interleaved:
+            gate_up = gate_up[:, interleaved_rows(gate_up.shape[1]).argsort().to(gate_up.device)]
         gate, up = gate_up.chunk(2, dim=-1)
         return silu(gate) * up
 
@@ -91,13 +87,11 @@ class TorchStep:
         self._angles = rope.at(step.positions)
         self._attention = torch_attention(step, kv)
 
-    def rotate_and_write(self, layer: int, qk: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        kv_heads = v.shape[1]
+    def attend(self, layer: int, qkv: torch.Tensor) -> torch.Tensor:
+        kv_heads = self._kv.shape.num_kv_heads
+        qk, v = qkv.split((qkv.shape[1] - kv_heads, kv_heads), dim=1)
         q, k = rotate(qk, *self._angles).split((qk.shape[1] - kv_heads, kv_heads), dim=1)
         self._kv.write(layer, self._slots, k, v)
-        return q
-
-    def attend(self, layer: int, q: torch.Tensor) -> torch.Tensor:
         return self._attention(layer, q)
 
 
@@ -120,8 +114,8 @@ class CudaOps:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         return elementwise.add_rms_norm(x, delta, weight, eps)
 
-    def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
-        return elementwise.silu_mul(gate_up)
+    def silu_mul(self, gate_up: torch.Tensor, interleaved: bool) -> torch.Tensor:
+        return elementwise.silu_mul(gate_up, interleaved=interleaved)
 
     def step(self, step: StepInput, kv: KVPool, rope: Rope) -> StepOps:
         return CudaStep(step, kv, rope, self._fixed_split)
@@ -130,50 +124,69 @@ class CudaOps:
 class CudaStep:
     """New tokens by themselves go to the paged kernel. Those of a prompt chunk go to torch: they share one read of K and V.
 
-    With fixed splits all go to the paged kernel, each as a sequence of its own that ends with it.
+    With fixed splits all go to the paged kernel, each as a sequence of its own that ends with it. Where every sequence has one
+    new token, the paged kernel also rotates and writes.
     """
 
     def __init__(self, step: StepInput, kv: KVPool, rope: Rope, fixed_split: int | None) -> None:
         self._step, self._kv, self._rope = step, kv, rope
-        paged = partial(PagedTokens, fixed_split=fixed_split)
+
+        def paged(run: Run, kv: KVPool) -> PagedTokens:
+            return PagedTokens(run, kv, rope, fixed_split)
+
         chunk = rows = paged
         if fixed_split is None:
             chunk = FlashChunk if flash_takes(kv, step.positions.device) else MaskedChunk
             rows = paged if supports(kv.shape.head_dim, kv.block_size) else MaskedRows
         self._attention = Attention(step, kv, chunk, rows)
+        only = self._attention.parts[0][1]
+        self._decodes = only if set(step.query_lens) == {1} and isinstance(only, PagedTokens) else None
 
-    def rotate_and_write(self, layer: int, qk: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        memory, kv_heads = self._kv.layer(layer), v.shape[1]
-        q, k = qk.split((qk.shape[1] - kv_heads, kv_heads), dim=1)
-        return elementwise.rope_write(
+    def attend(self, layer: int, qkv: torch.Tensor) -> torch.Tensor:
+        if self._decodes is not None:
+            return self._decodes.attend_new(layer, qkv)
+        memory, kv_heads = self._kv.layer(layer), self._kv.shape.num_kv_heads
+        q, k, v = qkv.split((qkv.shape[1] - 2 * kv_heads, kv_heads, kv_heads), dim=1)
+        q = elementwise.rope_write(
             q, k, v, self._rope.cos, self._rope.sin, self._step.positions, self._step.slot_mapping,
             memory.k, memory.v, memory.k_scale, memory.v_scale,
         )  # fmt: skip
-
-    def attend(self, layer: int, q: torch.Tensor) -> torch.Tensor:
         return self._attention(layer, q)
 
 
 class PagedTokens:
     """A run's tokens, each as a sequence that ends with it, through `kernels.paged_attention`."""
 
-    def __init__(self, run: Run, kv: KVPool, fixed_split: int | None) -> None:
-        self._kv, self._fixed_split = kv, fixed_split
-        self._table, self._lengths = run.step.block_table[run.sequences], run.step.positions[run.tokens] + 1
-        self._table = self._table.repeat(len(self._lengths) // len(self._table), 1)
+    def __init__(self, run: Run, kv: KVPool, rope: Rope, fixed_split: int | None) -> None:
+        self._kv, self._rope, self._fixed_split = kv, rope, fixed_split
+        # As they were given: what is computed within a captured step must not be read ahead.
+        self._table, self._lengths = run.step.block_table[run.sequences], run.step.seq_lens[run.sequences]
+        if run.is_chunk:
+            self._lengths = run.step.positions[run.tokens] + 1
+            self._table = self._table.repeat(len(self._lengths), 1)
         self._at_once = len(self._lengths) if fixed_split is None else FIXED_SPLIT_QUERIES
 
     def __call__(self, layer: int, q: torch.Tensor) -> torch.Tensor:
+        """q: [T, heads, D], rotated; K and V are in the cache."""
+        return self._in_pieces(layer, q, paged_decode)
+
+    def attend_new(self, layer: int, qkv: torch.Tensor) -> torch.Tensor:
+        """As `StepOps.attend`. No token may be in another's past."""
+        return self._in_pieces(layer, qkv, rotate_write_decode, cos=self._rope.cos, sin=self._rope.sin)
+
+    def _in_pieces(
+        self, layer: int, rows: torch.Tensor, kernel: Callable[..., torch.Tensor], **more: object
+    ) -> torch.Tensor:
         memory, block_size = self._kv.layer(layer), self._kv.block_size
         # By the table's width, not by the longest sequence: a captured graph then holds for all that the table can name.
         context = self._table.shape[1] * block_size
-        pieces = [x.split(self._at_once) for x in (q, self._table, self._lengths)]
+        pieces = [x.split(self._at_once) for x in (rows, self._table, self._lengths)]
         parts = [
-            paged_decode(
-                queries, memory.k, memory.v, table, lengths, block_size=block_size, max_context=context,
-                k_scale=memory.k_scale, v_scale=memory.v_scale, fixed_split=self._fixed_split,
+            kernel(
+                some, k=memory.k, v=memory.v, block_table=table, seq_lens=lengths, block_size=block_size, max_context=context,
+                k_scale=memory.k_scale, v_scale=memory.v_scale, fixed_split=self._fixed_split, **more,
             )
-            for queries, table, lengths in zip(*pieces, strict=True)
+            for some, table, lengths in zip(*pieces, strict=True)
         ]  # fmt: skip
         return (parts[0] if len(parts) == 1 else torch.cat(parts)).flatten(1)
 

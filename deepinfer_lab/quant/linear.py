@@ -5,9 +5,13 @@ from collections.abc import Sequence
 import torch
 from torch.nn import functional
 
-from deepinfer_lab.kernels import LAUNCHERS, dispatch
+from deepinfer_lab.kernels import LAUNCHERS, TILED_LAUNCHERS, dispatch, mma_small
+from deepinfer_lab.kernels.dequantise_tiles import dequantise_tiles_cublas
+from deepinfer_lab.kernels.mma_small import MMA_ROWS, Norm
 from deepinfer_lab.quant.layout import PackedWeight
+from deepinfer_lab.quant.tiles import from_tiles, to_tiles
 
+NORM_PAYS = 2  # rows up to which a product that makes its norm itself was faster on an H200 than a launch for each
 DEQUANT_ROWS = 4096  # rows of a weight that `dequant_cublas` holds densely at a time
 
 
@@ -25,6 +29,22 @@ def _prepacked(weight: torch.Tensor) -> torch.Tensor | None:
     return ops._reorder_linear_weight(weight.contiguous(), 8)
 
 
+def fused_rows(weight: PackedWeight, table: Sequence[dispatch.Row], device: torch.device) -> frozenset[int]:
+    """Numbers of rows of x that go to the kernel which can do more than multiply (`QuantLinear.fused`)."""
+    if device.type != "cuda":
+        return frozenset()
+    bits, few = weight.bits, range(1, MMA_ROWS[-1] + 1)
+    names = {m: dispatch.choose(bits, m, table=table, n=weight.n, k=weight.k) for m in few}
+    return frozenset(m for m in few if names[m] == f"w{bits}_mma_small")
+
+
+def norm_rows(weight: PackedWeight, table: Sequence[dispatch.Row], device: torch.device) -> frozenset[int]:
+    """Those among `fused_rows` whose norm that kernel shall make, too."""
+    shape = weight.n, weight.k, weight.group
+    rows = fused_rows(weight, table, device)
+    return frozenset(m for m in rows if m <= NORM_PAYS and mma_small.fuses(weight.bits, m, *shape, device))
+
+
 class DenseLinear:
     """A linear layer with a dense weight [N, K] and an optional bias [N].
 
@@ -35,6 +55,9 @@ class DenseLinear:
             with it the order of a sum, by shape; where it sees one shape only, a row's result depends neither on how many
             there are nor on its place among them. NVIDIA does not promise this: `tests/gpu/` checks it. None: all at once.
     """
+
+    fused_rows: frozenset[int] = frozenset()
+    norm_rows: frozenset[int] = frozenset()
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None, fixed_rows: int | None = None) -> None:
         self.n, self.k = weight.shape
@@ -69,6 +92,12 @@ class QuantLinear:
     weight is dequantised once and the dense copy kept: the article's fallback for machines without CUDA. Nothing on that
     path touches CuPy.
 
+    On a GPU the weight is held in the forms that the table's kernels take, made once: as it is stored, in tiles, or both, which
+    doubles its memory; the one that makes it dense first takes either. Activations of another dtype go to `dequant_cublas`; a
+    weight in tiles alone is unpacked each time then.
+
+    `fused_rows` are the numbers of float16 rows that `fused` takes, `norm_rows` those of them that it takes with a norm.
+
     Args:
         table: which kernel takes how many rows. The layer keeps what concerns its own bits and shape.
 
@@ -87,9 +116,14 @@ class QuantLinear:
         self._table = table
         self.n, self.k = weight.n, weight.k
         self.bias = bias
-        self.weight = weight
-        self.nbytes = weight.nbytes
+        self._bits = weight.bits
         on_cpu = weight.packed.device.type == "cpu"
+        tiled = not on_cpu and dispatch.needs_tiles(weight.bits, table)
+        self._tiled = to_tiles(weight) if tiled else None
+        self.fused_rows = fused_rows(weight, table, weight.packed.device)
+        self.norm_rows = norm_rows(weight, table, weight.packed.device)
+        self._stored = weight if not tiled or dispatch.needs_stored(weight.bits, table) else None
+        self.nbytes = sum(held.nbytes for held in (self._stored, self._tiled) if held is not None)
         self._dense = DenseLinear(weight.dequantise(torch.float32), bias) if on_cpu else None
         self.read_bytes = weight.nbytes if self._dense is None else self._dense.read_bytes
 
@@ -97,11 +131,27 @@ class QuantLinear:
         """x: [M, K] -> [M, N]."""
         if self._dense is not None:
             return self._dense(x)
-        weight = self.weight
-        name = dispatch.choose(weight.bits, x.shape[0], dtype=x.dtype, device_type=x.device.type, table=self._table)
+        stored, tiled = self._stored, self._tiled
+        name = dispatch.choose(self._bits, x.shape[0], dtype=x.dtype, device_type=x.device.type, table=self._table)
         if name == dispatch.FALLBACK:
-            return dequant_cublas(x, weight, self.bias)
-        return LAUNCHERS[name](x, weight.packed, weight.scales, weight.group, self.bias)
+            return dequant_cublas(x, from_tiles(tiled) if stored is None else stored, self.bias)
+        if stored is None and name in LAUNCHERS:  # the one that makes the weight dense first, whatever its form
+            return dequantise_tiles_cublas(x, tiled.tiles, tiled.scales, tiled.n, tiled.group, self.bias)
+        if name in TILED_LAUNCHERS:
+            return TILED_LAUNCHERS[name](x, tiled.tiles, tiled.scales, tiled.n, tiled.group, self.bias)
+        return LAUNCHERS[name](x, stored.packed, stored.scales, stored.group, self.bias)
+
+    def fused(
+        self, x: torch.Tensor, *, norm: Norm | None = None, residual: torch.Tensor | None = None, gated: bool = False
+    ) -> torch.Tensor:
+        """The product with x [M, K], or with its RMSNorm, and what follows, in one launch.
+
+        Args:
+            residual: [M, N], added to the result. gated: the weight is interleaved (`quant.interleave`), and silu(gate) * up
+                [M, N / 2] is the result.
+        """
+        w, launch = self._tiled, TILED_LAUNCHERS[f"w{self._bits}_mma_small"]
+        return launch(x, w.tiles, w.scales, w.n, w.group, self.bias, norm=norm, residual=residual, gated=gated)
 
 
 def dequant_cublas(x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None = None) -> torch.Tensor:

@@ -26,6 +26,7 @@ from statistics import median
 
 from deepinfer_lab.lab import experiment, project, record
 from deepinfer_lab.lab.kernel_cells import summary
+from deepinfer_lab.lab.kernel_standings import by_range, standings
 from deepinfer_lab.lab.serving import trace_of
 from deepinfer_lab.metrics.footprint import footprint
 from deepinfer_lab.metrics.latency import summarise
@@ -36,6 +37,8 @@ ON_GPU = ["tiled_gemm", "w3_batch_tile", "overlap_sweep", "overlap_ablation", "l
 ON_CPU = ["serve_real_model", "few_bits", "quantisation_quality", "ghost_reply"]
 records = {name: record.load(project.data() / gpu / f"{name}.json") for name in ON_GPU}
 records |= {name: record.load(project.data() / cpu / f"{name}.json") for name in ON_CPU}
+if (project.data() / gpu / "kernel_peers.json").is_file():
+    records["kernel_peers"] = record.load(project.data() / gpu / "kernel_peers.json")
 print(f"{len(records)} records, measured from {min(each.provenance['utc'] for each in records.values())[:10]} on")
 
 # %% [markdown]
@@ -126,6 +129,21 @@ dense = quality.loc[quality["method"].isna(), "perplexity"].iloc[0]
 w3 = quality[(quality["bits"] == "w3") & (quality["group"] == 64)].set_index("method")["perplexity"] / dense
 print(f"In 3 bits, rounding to nearest multiplies perplexity by {w3['rtn']:.2f}, GPTQ by {w3['gptq']:.2f}:")
 print(f"{1 - log(w3['gptq']) / log(w3['rtn']):.0%} of the loss was the rounding's.")
+
+# %% [markdown]
+# ## [06 · Tensor cores for few bits](06_tensor_cores.ipynb)
+#
+# A weight in 4 bits is a quarter of the bytes of fp16. What does it take to be four times as fast, change by change from the
+# article's kernels on, and where does the result stand beside other people's?
+
+# %%
+if "kernel_peers" in records:
+    ranges = by_range(standings(records["kernel_peers"], gpu))
+    for bits, its in ranges.groupby("bits", sort=False):
+        means = ", ".join(f"{row.mean:.2f} for M {row.rows}" for row in its.itertuples())
+        print(f"W{bits}, the best peer's time over ours, geometric mean over shapes: {means}.")
+else:
+    print(f"Not measured on {gpu} yet.")
 
 # %% [markdown]
 # ## [07 · Roofline and capacity](07_roofline_and_capacity.ipynb)

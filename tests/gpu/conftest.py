@@ -16,9 +16,10 @@ import pytest
 import torch
 
 from deepinfer_lab import kernels
-from deepinfer_lab.kernels.catalogue import KERNELS
+from deepinfer_lab.kernels.catalogue import PRODUCTS, TILED
 from deepinfer_lab.lab import provenance
 from deepinfer_lab.quant.layout import PackedWeight, pack
+from deepinfer_lab.quant.tiles import to_tiles
 
 HERE = Path(__file__).parent
 
@@ -87,6 +88,9 @@ class Problem:
         out = torch.full((self.x.shape[0], self.weight.n), torch.nan, dtype=torch.float16, device="cuda")
         w = self.weight
         arguments = {"bias": self.bias, "out": out, **more}
+        if name in kernels.TILED_LAUNCHERS:
+            tiled = to_tiles(w)
+            return kernels.TILED_LAUNCHERS[name](self.x, tiled.tiles, tiled.scales, w.n, w.group, **arguments)
         return kernels.LAUNCHERS[name](self.x, w.packed, w.scales, w.group, **arguments)
 
     def reference(self) -> torch.Tensor:
@@ -119,7 +123,7 @@ def problem(request: pytest.FixtureRequest) -> Callable[..., Problem]:
     random = torch.Generator("cuda").manual_seed(seed)
 
     def make(name: str, m: int, n: int, k: int, group: int, *, bias: bool = False) -> Problem:
-        bits = KERNELS[name].bits
+        bits = (TILED if name in TILED else PRODUCTS)[name].bits
         low, high = -(2 ** (bits - 1)), 2 ** (bits - 1)
         q = torch.randint(low, high, (n, k), generator=random, device="cuda", dtype=torch.int8)
         scales = (torch.rand(n, k // group, generator=random, device="cuda") * 0.02 + 0.005).half()

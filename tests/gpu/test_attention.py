@@ -2,13 +2,15 @@
 
 import dataclasses
 import os
+from collections.abc import Callable
 
 import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from deepinfer_lab.errors import KernelError
-from deepinfer_lab.kernels.paged_attention import paged_decode
+from deepinfer_lab.kernels import elementwise
+from deepinfer_lab.kernels.paged_attention import paged_decode, rotate_write_decode
 from deepinfer_lab.kv.pool import KVPool, KVShape
 
 RATIOS = (1, 2, 3, 4, 7, 8, 12, 16)
@@ -103,7 +105,7 @@ def test_head_dims_and_ratios(make, quantised, dim, ratio):
 
 
 @CACHES
-@pytest.mark.parametrize("length", [1, 15, 16, 17, 63, 64, 65, 255, 4096, 32768])
+@pytest.mark.parametrize("length", [1, 15, 16, 17, 63, 64, 65, 255, 256, 257, 4096, 32768])
 def test_one_sequence_of_any_length(make, quantised, length):
     for kv_heads in (1, 3):
         make([length], 7 * kv_heads, kv_heads, 128, quantised=quantised).check()
@@ -162,6 +164,131 @@ def test_graph_replay_follows_lengths_tables_and_values(make, quantised):
     assert torch.allclose(out.double(), captured.reference(), rtol=1e-2, atol=1e-2)
 
 
+@dataclasses.dataclass(frozen=True)
+class NewTokens:
+    """A case whose last positions are yet to be written: their q, K and V as the product gives them."""
+
+    case: Case
+    qkv: torch.Tensor
+    cos: torch.Tensor
+    sin: torch.Tensor
+
+    @classmethod
+    def of(cls, case: Case) -> "NewTokens":
+        memory, (sequences, heads, dim) = case.pool.layer(0), case.q.shape
+        qkv = torch.randn(sequences, heads + 2 * memory.k.shape[1], dim, device="cuda").half()
+        angle = torch.rand(int(case.lengths.max()), dim // 2, device="cuda") * 6
+        return cls(case, qkv, angle.cos().half(), angle.sin().half())
+
+    def both(self, **more: object) -> torch.Tensor:
+        """Two launches."""
+        case, heads, kv_heads = self.case, self.case.q.shape[1], self.case.pool.shape.num_kv_heads
+        memory, last, size = case.pool.layer(0), case.lengths - 1, case.pool.block_size
+        slots = case.table.gather(1, (last // size).unsqueeze(1)).squeeze(1) * size + last % size
+        parts = self.qkv.split((heads, kv_heads, kv_heads), dim=1)
+        caches = (memory.k, memory.v, memory.k_scale, memory.v_scale)
+        q = elementwise.rope_write(*parts, self.cos, self.sin, last, slots, *caches)
+        return dataclasses.replace(case, q=q).run(**more)
+
+    def one(self, **more: object) -> torch.Tensor:
+        case, memory = self.case, self.case.pool.layer(0)
+        given = {"max_context": len(self.cos), "out": torch.full_like(case.q, torch.nan)} | more
+        return rotate_write_decode(
+            self.qkv, self.cos, self.sin, memory.k, memory.v, case.table, case.lengths,
+            block_size=case.pool.block_size, k_scale=memory.k_scale, v_scale=memory.v_scale, **given,
+        )  # fmt: skip
+
+    def cached(self) -> list[torch.Tensor]:
+        memory = self.case.pool.layer(0)
+        every = (memory.k, memory.v, memory.k_scale, memory.v_scale)
+        return [tensor.nan_to_num(9.0) for tensor in every if tensor is not None]
+
+    def spoil(self) -> None:
+        """What the last positions hold is junk again."""
+        kept, self.qkv[:] = self.qkv.clone(), torch.randn_like(self.qkv) * 3
+        self.both()
+        self.qkv[:] = kept
+
+    def check(self, **more: object) -> None:
+        expected = self.both(**more)
+        cache = self.cached()
+        self.spoil()
+        assert not all(torch.equal(now, wanted) for now, wanted in zip(self.cached(), cache, strict=True))
+        assert torch.equal(self.one(**more), expected), more
+        assert all(torch.equal(now, wanted) for now, wanted in zip(self.cached(), cache, strict=True)), more
+
+
+@CACHES
+@pytest.mark.parametrize("dim", [64, 80, 96, 128])
+@pytest.mark.parametrize("ratio", RATIOS)
+def test_rotating_and_writing_first_gives_the_same_bits(make, quantised, dim, ratio):
+    """As a split's first position (65), its last (64, 128) and between, and in the only one (1)."""
+    tokens = NewTokens.of(make([1, 16, 17, 64, 65, 128, 256, 257, 600], 2 * ratio, 2, dim, quantised=quantised))
+    for split in (None, 64, 640):
+        tokens.check(fixed_split=split)
+
+
+@CACHES
+def test_rotating_and_writing_first_in_a_graph(make, quantised):
+    """Replays follow the tensors, and find the counters of arrived splits at zero."""
+    tokens = NewTokens.of(make([700, 64, 1, 900], 16, 2, 128, quantised=quantised))
+    tokens.one(fixed_split=64)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = tokens.one(fixed_split=64)
+    for _ in range(4):
+        tokens.qkv.copy_(torch.randn_like(tokens.qkv))
+        tokens.case.lengths.sub_(torch.tensor([63, 3, 0, 130], device="cuda"))
+        expected = tokens.both(fixed_split=64, max_context=len(tokens.cos))
+        tokens.spoil()
+        out.fill_(torch.nan)
+        graph.replay()
+        torch.cuda.synchronize()
+        assert torch.equal(out, expected)
+
+
+@CACHES
+def test_steps_that_follow_one_another(make, quantised):
+    """Replays back to back: each reads before its wait what those before it have left in the cache, and after it what the
+    kernel before has written."""
+    tokens = NewTokens.of(make([300, 64, 1, 250], 16, 2, 128, quantised=quantised))
+    case, memory, weight = tokens.case, tokens.case.pool.layer(0), torch.ones(128, device="cuda").half()
+    cache = [x for x in (memory.k, memory.v, memory.k_scale, memory.v_scale) if x is not None]
+    case.lengths.sub_(torch.tensor([40, 40, 0, 40], device="cuda"))
+    lengths, before = case.lengths.clone(), [x.clone() for x in cache]
+    given, x, out = (
+        torch.randn(30, *tokens.qkv.shape, device="cuda").half(),
+        tokens.qkv.clone(),
+        torch.empty_like(case.q),
+    )
+
+    def step() -> None:
+        elementwise.rms_norm(x.view(-1, 128), weight, 1e-5, out=tokens.qkv.view(-1, 128))
+        rotate_write_decode(
+            tokens.qkv, tokens.cos, tokens.sin, memory.k, memory.v, case.table, case.lengths, block_size=16,
+            max_context=300, k_scale=memory.k_scale, v_scale=memory.v_scale, out=out,
+        )  # fmt: skip
+
+    def outputs(run: Callable[[], None]) -> torch.Tensor:
+        case.lengths.copy_(lengths)
+        for tensor, old in zip(cache, before, strict=True):
+            tensor.copy_(old)
+        found = []
+        for rows in given:
+            x.copy_(rows)
+            run()
+            found.append(out.clone())
+            case.lengths.add_(1)
+        return torch.stack(found)
+
+    expected = outputs(step)
+    assert expected.isfinite().all()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    assert torch.equal(outputs(graph.replay), expected)
+
+
 def test_no_positions_give_zeros(make):
     case = make([100, 100], 8, 2, 64)
     case.lengths[0] = 0
@@ -199,6 +326,11 @@ def test_refusals(make):
         paged_decode(case.q, memory.k, memory.v, case.table, case.lengths, block_size=16, max_context=100)
     with pytest.raises(KernelError, match=r"head_dim = 48, must be one of 64, 80, 96, 128"):
         dataclasses.replace(case, q=case.q[..., :48].contiguous()).run()
+    tokens = NewTokens.of(case)
+    with pytest.raises(KernelError, match=r"4 rows of qkv, must be more than twice 2 KV heads"):
+        dataclasses.replace(tokens, qkv=tokens.qkv[:, :4].contiguous()).one()
+    with pytest.raises(KernelError, match=r"cos has shape"):
+        dataclasses.replace(tokens, cos=tokens.cos[:, 1:].contiguous()).one()
     with pytest.raises(KernelError, match=r"7 query heads, must be a multiple of 2 KV heads"):
         dataclasses.replace(case, q=case.q[:, :7].contiguous()).run()
     with pytest.raises(KernelError, match=r"q has strides"):

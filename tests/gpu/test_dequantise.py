@@ -7,9 +7,11 @@ from deepinfer_lab import kernels
 from deepinfer_lab.errors import KernelError
 from deepinfer_lab.kernels import catalogue
 from deepinfer_lab.kernels.dequantise import dequantise
+from deepinfer_lab.kernels.dequantise_tiles import dequantise_tiles_cublas
 from deepinfer_lab.kernels.dispatch import Row
 from deepinfer_lab.quant.layout import PackedWeight, pack
 from deepinfer_lab.quant.linear import QuantLinear
+from deepinfer_lab.quant.tiles import to_tiles
 
 PRODUCTS = ("w4_dequantise_cublas", "w3_dequantise_cublas")
 
@@ -198,3 +200,17 @@ def test_refusals(weight):
     x = torch.zeros(2, 64, dtype=torch.float16, device="cuda")
     with pytest.raises(KernelError, match=r"w4_dequantise_cublas: scales is on cpu, x is on cuda:\d"):
         kernels.w4_dequantise_cublas(x, w.packed, w.scales.cpu(), 32)
+
+
+@pytest.mark.parametrize("bits", [4, 3])
+@pytest.mark.parametrize("group", [32, 64, 128])
+def test_weights_in_tiles_give_the_same_bits(weight, small_slices, bits, group):
+    """Of the weight as it is stored: one slice after the other, whole and broken units, with and without bias."""
+    for n in (1, 37, 300):
+        for k in (group, 3 * group, 2048 + group):
+            w = weight(bits, n, k, group)
+            tiled, launch = to_tiles(w), getattr(kernels, f"w{bits}_dequantise_cublas")
+            x = torch.randn(33, k, device="cuda").half()
+            for bias in (None, torch.randn(n, device="cuda").half()):
+                found = dequantise_tiles_cublas(x, tiled.tiles, tiled.scales, n, group, bias)
+                assert torch.equal(found, launch(x, w.packed, w.scales, group, bias)), (n, k)

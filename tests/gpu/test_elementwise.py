@@ -53,6 +53,12 @@ def test_silu_mul(rows, columns):
     assert within_an_ulp(elementwise.silu_mul(x, poison(rows, columns)), silu(gate) * up)
 
 
+def test_silu_mul_of_eight_in_turn():
+    x = random(3, 2 * 1032) * 4
+    in_turn = x.view(3, 2, -1, 8).transpose(1, 2).flatten(1).contiguous()
+    assert torch.equal(elementwise.silu_mul(in_turn, poison(3, 1032), interleaved=True), elementwise.silu_mul(x))
+
+
 def test_silu_mul_of_extremes():
     x = torch.tensor([[65504, -65504, 0, -0.0, torch.nan, 1, torch.inf, -20] + [1] * 8], device="cuda").half()
     expected = silu(x[:, :8].float())

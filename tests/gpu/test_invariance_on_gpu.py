@@ -129,13 +129,13 @@ def test_attention_of_a_chunk_is_that_of_decode_steps(heads, kv_heads, dim, quan
     pool.write(0, slots, *torch.randn(2, len(slots), kv_heads, dim, device=here()).half())
     q, ops = torch.randn(300, heads, dim, device=here()).half(), CudaOps(invariance.FIXED_SPLIT)
     chunk = StepInput.build([Span([1] * 300, end - 300, blocks)], BLOCK_SIZE, here())
-    together = ops.step(chunk, pool, None).attend(0, q)
+    together = ops.step(chunk, pool, None)._attention(0, q)
     expected = torch_attention(chunk, pool)(0, q).float()
     assert ((together.float() - expected).norm() / expected.norm()).item() < 4e-3
     for i in (0, 1, 44, 45, 150, 255, 256, 299):
         position = end - 300 + i
         step = StepInput.build([Span([1], position, blocks[: position // BLOCK_SIZE + 1])], BLOCK_SIZE, here())
-        alone = ops.step(step, pool, None).attend(0, q[i : i + 1].contiguous())
+        alone = ops.step(step, pool, None)._attention(0, q[i : i + 1].contiguous())
         check(alone, together[i : i + 1], f"position {position}")
 
 

@@ -4,9 +4,10 @@ import pytest
 import torch
 
 from deepinfer_lab.kernels import dispatch
-from deepinfer_lab.lab import kernel_peers, peers
+from deepinfer_lab.lab import kernel_peers, peers, provenance
 from deepinfer_lab.lab.experiment import complete
 from deepinfer_lab.lab.kernel_cells import kernels_for
+from deepinfer_lab.lab.kernel_ladder import KERNEL_LADDER, clock_hz, ladder_rows, rungs
 from deepinfer_lab.lab.kernel_timing import CudaGpu
 from deepinfer_lab.lab.kernel_tune import table_from, timings
 from deepinfer_lab.quant.linear import QuantLinear
@@ -23,7 +24,10 @@ def gpu() -> CudaGpu:
 def test_a_tuned_table_serves_the_shape(gpu):
     found = list(timings(gpu, [(N, K)], [4, 3], (1, 2, 16, 64), group=GROUP))
     assert [timing for timing in found if timing.fault] == []
-    assert {timing.kernel for timing in found if timing.m == 1} == {*kernels_for(4, 1), *kernels_for(3, 1)}
+    assert {timing.kernel for timing in found if timing.m == 1} == {
+        *kernels_for(4, 1, gpu.device),
+        *kernels_for(3, 1, gpu.device),
+    }
     table = table_from(found)
     for bits in (4, 3):
         weight = quantise(torch.randn(N, K), bits, GROUP).to("cuda")
@@ -46,3 +50,16 @@ def test_a_peer_computes_what_we_do(gpu, name):
     theirs = [row for row in rows if row["peer"] == name]
     assert {(row["bits"], row["m"]) for row in theirs} >= {(4, 1), (4, 16), (4, 100)}, said
     assert all(row["correct"] for row in rows), [(row["peer"], row["kernel"], row["rel_err"]) for row in rows]
+
+
+def test_every_rung_of_the_ladder_is_right_or_says_why_not(gpu):
+    said: list[str] = []
+    settings = {"shapes": [[N, K]], "m": [1, 8, 16, 100], "group": GROUP, "square": 1024}
+    origin = provenance.collect()
+    params = complete(KERNEL_LADDER, settings)
+    rows = list(ladder_rows(params, gpu, origin["multiprocessors"], clock_hz(origin), said.append))
+    assert all(row["correct"] for row in rows), [(row["kernel"], row["m"], row["rel_err"]) for row in rows]
+    due = sum(len(rungs(bits, m)) for bits in (4, 3, 16) for m in settings["m"])
+    assert len(rows) - 2 + len(said) == due
+    assert all("wgmma" in text for text in said), said  # on cards before Hopper
+    assert all(row["predicted_us"] > 0 for row in rows[2:])

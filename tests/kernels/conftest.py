@@ -3,7 +3,8 @@
 import shutil
 import struct
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,10 +15,10 @@ import torch
 from deepinfer_lab.errors import MissingDependency
 from deepinfer_lab.kernels import resources
 from deepinfer_lab.kernels.catalogue import KERNELS, SOURCES
-from deepinfer_lab.kernels.ops_catalogue import Op
+from deepinfer_lab.kernels.ops_catalogue import OPS, Op
 from deepinfer_lab.quant.layout import PackedWeight, pack
 
-HOST = Path(__file__).parent / "host"
+HOST, HOST_OPS = (Path(__file__).parent / name for name in ("host", "host_ops"))
 # The order of the table in host/run_kernels.cpp.
 NUMBERS = {
     name: number
@@ -38,6 +39,7 @@ NUMBERS = {
 }
 UNPACK = {4: 100, 3: 101}  # requests that run one thread's unpacking
 DEQUANTISE = {"w4_dequantise": 102, "w3_dequantise": 103}
+OP_NUMBERS = {name: number for number, name in enumerate(OPS)}  # host_ops/run_ops.cpp numbers the kernels in this order
 
 
 @dataclass(frozen=True)
@@ -86,17 +88,65 @@ class HostKernels:
         return answer
 
 
-def _start(folder: Path, *flags: str) -> Iterator[HostKernels]:
+@dataclass(frozen=True)
+class HostOps:
+    """A running host_ops/run_ops.cpp. Stands in for `loader.launch_op`."""
+
+    process: subprocess.Popen
+
+    def launch(
+        self,
+        op: Op,
+        grid: tuple[int, ...],
+        tensors: tuple,
+        *numbers: float,
+        shared: int = 0,
+        shuffle: int = 0,
+    ) -> None:
+        """Run the kernel and copy what it left in its buffers back into the tensors.
+
+        shuffle: a seed of the order in which blocks run, 0 for the usual one.
+        """
+        shape = *(*grid, 1)[:2], op.threads
+        spans = [None if t is None else self._storage(t) for t in tensors]
+        request = [struct.pack("8i", OP_NUMBERS[op.name], *shape, len(tensors), len(numbers), shared, shuffle)]
+        for span in spans:
+            request += [struct.pack("q", -1)] if span is None else [struct.pack("q", span.nbytes), span.tobytes()]
+        request.append(struct.pack(f"{len(numbers)}d", *map(float, numbers)))
+        try:
+            self.process.stdin.write(b"".join(request))
+            self.process.stdin.flush()
+            for span in spans:
+                if span is not None and span.nbytes:
+                    span[:] = np.frombuffer(self.process.stdout.read(span.nbytes), np.uint8)
+        except (BrokenPipeError, ValueError):
+            self.process.wait()
+            pytest.fail(f"the kernel stopped:\n{self.process.stderr.read().decode()[:4000]}")
+
+    @staticmethod
+    def _storage(tensor: torch.Tensor) -> np.ndarray:
+        """The bytes from the tensor's first value to its last, those between its rows included."""
+        last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+        flat = tensor.as_strided((last + 1,), (1,))
+        return flat.view(torch.uint8).numpy() if flat.dtype != torch.uint8 else flat.numpy()
+
+
+ADDRESS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all")
+RACES = ("-fsanitize=thread", "-DHOST_THREADS")
+
+
+@contextmanager
+def _running(folder: Path, program: str, sources: Sequence[Path], flags: Sequence[str]) -> Iterator[subprocess.Popen]:
+    """Compile `program`.cpp among the CUDA sources and these folders, the later over the earlier, and start it."""
     compiler = shutil.which("g++") or shutil.which("c++")
     if compiler is None:
         pytest.skip("needs a C++ compiler to run the CUDA sources on the CPU")
-    for path in SOURCES.iterdir():
-        shutil.copy(path, folder)
-    for path in HOST.iterdir():  # ptx.cuh among them, over the real one
-        shutil.copy(path, folder)
+    for source in (SOURCES, *sources):
+        for path in source.iterdir():
+            shutil.copy(path, folder)
     command = [compiler, "-std=c++20", "-O1", "-g", "-fno-strict-aliasing", "-Wno-unknown-pragmas", *flags]
     built = subprocess.run(
-        [*command, "-x", "c++", "run_kernels.cpp", "-o", "run_kernels", "-pthread"],
+        [*command, "-x", "c++", f"{program}.cpp", "-o", program, "-pthread"],
         cwd=folder, capture_output=True, text=True, check=False,
     )  # fmt: skip
     if built.returncode:
@@ -104,8 +154,8 @@ def _start(folder: Path, *flags: str) -> Iterator[HostKernels]:
             pytest.skip(f"this C++ compiler has no {flags[0]}")
         pytest.fail(f"the CUDA sources do not compile as C++:\n{built.stderr[:4000]}")
     pipe = subprocess.PIPE
-    with subprocess.Popen([folder / "run_kernels"], stdin=pipe, stdout=pipe, stderr=pipe) as process:
-        yield HostKernels(process)
+    with subprocess.Popen([folder / program], stdin=pipe, stdout=pipe, stderr=pipe) as process:
+        yield process
         process.stdin.close()
         assert process.wait() == 0, process.stderr.read().decode()[:4000]
 
@@ -113,14 +163,29 @@ def _start(folder: Path, *flags: str) -> Iterator[HostKernels]:
 @pytest.fixture(scope="session")
 def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HostKernels]:
     """Kernels that stop at any access outside a buffer, misalignment or undefined arithmetic (compute-sanitizer's memcheck)."""
-    sanitizers = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all")
-    yield from _start(tmp_path_factory.mktemp("address"), *sanitizers)
+    with _running(tmp_path_factory.mktemp("address"), "run_kernels", [HOST], ADDRESS) as process:
+        yield HostKernels(process)
 
 
 @pytest.fixture(scope="session")
 def racing_host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HostKernels]:
     """Kernels whose unsynchronised shared accesses are reported (compute-sanitizer's racecheck)."""
-    yield from _start(tmp_path_factory.mktemp("thread"), "-fsanitize=thread", "-DHOST_THREADS")
+    with _running(tmp_path_factory.mktemp("thread"), "run_kernels", [HOST], RACES) as process:
+        yield HostKernels(process)
+
+
+@pytest.fixture(scope="session")
+def host_ops(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HostOps]:
+    """As `host`, for the kernels of `ops_catalogue`."""
+    with _running(tmp_path_factory.mktemp("ops"), "run_ops", [HOST, HOST_OPS], ADDRESS) as process:
+        yield HostOps(process)
+
+
+@pytest.fixture(scope="session")
+def racing_host_ops(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HostOps]:
+    """As `racing_host`, for the kernels of `ops_catalogue`."""
+    with _running(tmp_path_factory.mktemp("racing_ops"), "run_ops", [HOST, HOST_OPS], RACES) as process:
+        yield HostOps(process)
 
 
 @pytest.fixture(scope="session")

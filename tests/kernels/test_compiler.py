@@ -8,7 +8,7 @@ import pytest
 from deepinfer_lab.errors import KernelError, MissingDependency
 from deepinfer_lab.kernels import compiler
 from deepinfer_lab.kernels.catalogue import KERNELS
-from deepinfer_lab.kernels.compiler import arch_for, compile_kernel
+from deepinfer_lab.kernels.compiler import arch_for, compile_all, compile_kernel
 
 
 @pytest.fixture
@@ -36,6 +36,25 @@ def test_second_compilation_comes_from_the_cache(nvrtc, cache, monkeypatch):
     monkeypatch.setattr(compiler, "_compile", lambda *_: pytest.fail("compiled again"))
     assert compile_kernel("w4_gemv", "sm_90") == first
     assert sorted(path.suffix for path in cache.iterdir()) == [".cubin", ".log", ".ptx"]
+
+
+def test_the_compiler_says_what_a_source_costs_every_time(nvrtc, tmp_path, monkeypatch):
+    """Its own cache, from 12.9 on, would return an empty log."""
+    logs = []
+    for folder in ("one", "two"):
+        monkeypatch.setenv("DEEPINFER_CACHE", str(tmp_path / folder))
+        logs.append(compile_kernel("silu_mul", "sm_86").log)
+    assert logs[0] == logs[1]
+    assert "registers" in logs[0]
+
+
+def test_many_at_once_are_the_same_in_order(nvrtc, cache):
+    pairs = [(name, arch) for name in ("rms_norm", "silu_mul", "w4_gemv") for arch in ("sm_86", "sm_90")]
+    binaries = compile_all(pairs)
+    assert [(binary.kernel, binary.arch) for binary in binaries] == pairs
+    assert binaries == [compile_kernel(*pair) for pair in pairs]
+    with pytest.raises(KernelError, match="unknown kernel 'none'"):
+        compile_all([("w4_gemv", "sm_86"), ("none", "sm_86")])
 
 
 def test_a_changed_source_or_header_is_compiled_again(nvrtc, cache):

@@ -17,7 +17,9 @@ def test_where_every_row_names_a_kernel_only_its_sources_count(tmp_path: Path, m
     (tmp_path / "a.cu").write_text('#include <cuda_fp16.h>\n#include "a.cuh"\n')
     (tmp_path / "a.cuh").write_text('  #include "deep.cuh"\n#include "a.cuh"\n')
     (tmp_path / "w4_dequantise.cu").write_text("")
-    recorded = dict.fromkeys(("a.cu", "a.cuh", "b.cu", "deep.cuh", "gone.cu", "w4_dequantise.cu"), "1")
+    (tmp_path / "w4_mma_8.cu").write_text('#include "deep.cuh"\n')
+    names = ("a.cu", "a.cuh", "b.cu", "deep.cuh", "gone.cu", "w4_dequantise.cu", "w4_mma_8.cu")
+    recorded = dict.fromkeys(names, "1")
 
     def changed(name: str, *kernels: str | None) -> list[str]:
         return kernel_state(recorded, {**recorded, name: "2"}, kernels)[1]
@@ -26,6 +28,9 @@ def test_where_every_row_names_a_kernel_only_its_sources_count(tmp_path: Path, m
     assert changed("a.cu", "a") == ["a.cu"]
     assert changed("deep.cuh", "a") == ["deep.cuh"]
     assert changed("w4_dequantise.cu", "w4_dequantise_cublas") == ["w4_dequantise.cu"]
+    assert changed("w4_mma_8.cu", "w4_mma_small") == ["w4_mma_8.cu"]  # its launcher chooses among several
+    assert changed("deep.cuh", "w4_mma_small") == ["deep.cuh"]
+    assert changed("w4_mma_8.cu", "w3_mma_small", "w4_dequantise_cublas") == []
     assert changed("b.cu", "a", None) == ["b.cu"]  # a row that names none may have run any
     assert changed("b.cu") == ["b.cu"]
     without = {name: digest for name, digest in recorded.items() if name != "gone.cu"}

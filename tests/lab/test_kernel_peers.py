@@ -140,3 +140,12 @@ def test_the_experiment_asks_for_what_was_published():
     assert set(KERNEL_PEERS.defaults["m"]) == set(cells_of["m"])
     assert KERNEL_PEERS.defaults["group"] == published.PEERS_GROUP
     assert not KERNEL_PEERS.runs_on_cpu
+
+
+def test_a_table_that_tune_has_left_goes_before_the_published_one(home, monkeypatch):
+    monkeypatch.setattr(kernel_peers.provenance, "device_slug", lambda: "card")
+    assert kernel_peers.newest_table() is None
+    for folder in (home / "data" / "card", home / "build" / "data" / "card"):
+        folder.mkdir(parents=True)
+        (folder / "dispatch.json").write_text("{}")
+        assert kernel_peers.newest_table() == folder / "dispatch.json"

@@ -33,8 +33,9 @@ def test_what_is_committed_hangs_together(monkeypatch: pytest.MonkeyPatch):
     redrawn = any((ROOT / "build" / "data").glob("*/*.json"))
     assert [each for each in found.failures if not (redrawn and "is not the picture of" in each)] == KNOWN
     assert {each.name for each in found.notebooks} == {path.stem for path in (ROOT / "notebooks").glob("*.ipynb")}
+    measured = {path.stem for path in (ROOT / "data").glob("*/*.json")}
     for notebook in found.notebooks:
-        assert {file.name for file in notebook.records} == set(notebook.evidence.experiments)
+        assert {file.name for file in notebook.records} == set(notebook.evidence.experiments) & measured
         assert set(notebook.evidence.figure_sources) == set(notebook.evidence.figures)
 
 
@@ -221,6 +222,16 @@ def test_records_of_other_commits_environments_or_uncommitted_code_are_told(copy
     warnings = check().warnings
     assert any(text.startswith("nvidia-h200: records of 2 environments: numpy is 0.2.5.2, 2.5.2") for text in warnings)
     assert "nvidia-h200: measured with code that was not committed: tiled_gemm" in warnings
+
+
+def test_an_experiment_that_no_device_has_measured_is_a_warning_until_one_has(copy: Copy):
+    print_no_banner(copy)
+    text = f"{NAME}: no device has a record of w3_batch_tile yet"
+    assert text not in check().warnings
+    delete_record(copy)
+    found = check()
+    assert text in found.warnings
+    assert not any("prints no banner" in failure for failure in found.failures)
 
 
 def test_what_cannot_be_read_is_told_and_the_rest_is_looked_at(copy: Copy):

@@ -33,7 +33,7 @@ def test_slug(name: str, expected: str):
 @pytest.mark.usefixtures("cpu")
 def test_cpu_slug_names_model_and_cores(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(provenance, "_cpu_model", lambda: "AMD EPYC")
-    monkeypatch.setattr(provenance, "_cores", lambda: 2)
+    monkeypatch.setattr(provenance, "cores", lambda: 2)
     assert provenance.device_slug() == "cpu-amd-epyc-2-cores"
 
 

@@ -8,10 +8,11 @@ from types import MappingProxyType
 import pytest
 import torch
 
-from deepinfer_lab.kernels import LAUNCHERS
-from deepinfer_lab.kernels.catalogue import PRODUCTS
+from deepinfer_lab.kernels import LAUNCHERS, TILED_LAUNCHERS
+from deepinfer_lab.kernels.catalogue import PRODUCTS, TILED
 from deepinfer_lab.lab import kernel_cells as cells
 from deepinfer_lab.quant.layout import PackedWeight
+from deepinfer_lab.quant.tiles import TiledWeight, from_tiles
 
 BANDWIDTH = 1e9
 
@@ -66,10 +67,19 @@ def use_torch(
 
         return run
 
+    def tiled_launcher(name: str):
+        def run(x, tiles, scales, n, group, bias=None, out=None):
+            gpu.now += cost_us(name, x.shape[0])
+            weight = from_tiles(TiledWeight(TILED[name].bits, group, n, x.shape[1], tiles, scales))
+            return out.copy_(factors.get(name, 1.0) * (x.float() @ weight.dequantise(torch.float32).T))
+
+        return run
+
     def fallback(x, weight):
         gpu.now += fallback_us
         return (x.float() @ weight.dequantise(torch.float32).T).to(x.dtype)
 
     monkeypatch.setattr(cells, "LAUNCHERS", {name: launcher(name) for name in LAUNCHERS})
+    monkeypatch.setattr(cells, "TILED_LAUNCHERS", {name: tiled_launcher(name) for name in TILED_LAUNCHERS})
     if fallback_us is not None:
         monkeypatch.setattr(cells, "dequant_cublas", fallback)

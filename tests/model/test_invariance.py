@@ -90,7 +90,8 @@ def test_a_block_takes_the_modes_kernels_and_not_its_callers(bits):
 def by_rows(calls: list[int], pool: KVPool):
     """Stands in for `paged_decode`: each query by itself, in float64, and only what its own length names."""
 
-    def attend(q, k, v, table, lengths, *, block_size, max_context, fixed_split, k_scale=None, v_scale=None):
+    def attend(q, *, k, v, block_table, seq_lens, block_size, max_context, fixed_split, k_scale=None, v_scale=None):
+        table, lengths = block_table, seq_lens
         assert all(x.is_contiguous() for x in (q, k, v, table, lengths))
         assert q.shape[0] == table.shape[0] == lengths.shape[0]
         assert int(lengths.max()) <= max_context <= table.shape[1] * block_size
@@ -130,7 +131,7 @@ def test_with_fixed_splits_each_new_token_is_a_query_of_its_own(requests, at_onc
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ops, "paged_decode", by_rows(calls, pool))
         patch.setattr(ops, "FIXED_SPLIT_QUERIES", at_once)
-        out = CudaOps(fixed_split=64).step(step, pool, None).attend(0, q)
+        out = CudaOps(fixed_split=64).step(step, pool, None)._attention(0, q)
     assert torch.allclose(out.float(), torch_attention(step, pool)(0, q).float(), rtol=4e-3, atol=4e-3)
     assert sum(calls) == len(q)
     assert max(calls) <= at_once

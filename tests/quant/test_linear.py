@@ -6,6 +6,7 @@ import sys
 import pytest
 import torch
 
+from deepinfer_lab.kernels.dispatch import FALLBACK, Row
 from deepinfer_lab.quant import linear
 from deepinfer_lab.quant.linear import DenseLinear, QuantLinear, dequant_cublas
 from deepinfer_lab.quant.rtn import quantise
@@ -86,6 +87,23 @@ def test_dequant_cublas_keeps_the_inputs_dtype():
 def test_nbytes_are_those_of_the_stored_weight(bits, expected):
     assert QuantLinear(quantise(random(40, 96), bits, 32)).nbytes == expected
     assert DenseLinear(random(40, 96)).nbytes == 40 * 96 * 4
+
+
+@pytest.mark.parametrize("bits", [3, 4])
+def test_a_layer_holds_the_forms_that_its_table_takes(bits):
+    weight = quantise(random(40, 96), bits, 32).to("meta")  # anything but a CPU
+    tiles = f"w{bits}_mma_small"
+    stored_bytes, tiled_bytes = weight.nbytes, 3 * (256 * bits + 4 * 32)  # 48 x 128, and scales of 32
+    for rows, expected in (
+        ([Row(bits, 1, None, FALLBACK)], stored_bytes),
+        ([Row(bits, 1, None, tiles)], tiled_bytes),
+        ([Row(bits, 1, 32, tiles), Row(bits, 33, None, FALLBACK)], stored_bytes + tiled_bytes),
+        ([Row(bits, 1, 32, tiles), Row(bits, 33, None, f"w{bits}_dequantise_cublas")], tiled_bytes),
+        ([Row(bits, 1, None, tiles), Row(7 - bits, 1, None, FALLBACK)], tiled_bytes),
+    ):
+        layer = QuantLinear(weight, table=rows)
+        assert layer.nbytes == expected
+        assert layer.read_bytes == stored_bytes
 
 
 WITHOUT_CUPY = """

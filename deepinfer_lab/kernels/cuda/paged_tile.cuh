@@ -69,6 +69,7 @@ struct Pages {
         const int block = __umulhi(position, reciprocal);
         return {static_cast<int>(table[block]) * block_size + (position - block * block_size), max(last - position, 0)};
     }
+    __device__ __forceinline__ int slot(int position) const { return four(position & ~3).x + position % 4; }
 };
 
 __device__ __forceinline__ const unsigned char* row_of(const unsigned char* base, int slot, unsigned stride) {

@@ -29,7 +29,9 @@ struct dim3 { int x = 1, y = 1, z = 1; };
 #include "host_fibers.h"
 #endif
 
-// Provided by either: threadIdx, blockIdx, gridDim, __syncthreads(), sync_warp(), launch(grid, threads, kernel).
+// Provided by either: threadIdx, blockIdx, blockDim, gridDim, __syncthreads(), sync_warp(), launch(grid, threads, kernel).
+
+inline void __syncwarp() { sync_warp(); }
 
 inline float exchange[2][1024];  // two, in turn: nobody is a whole shuffle ahead, so one barrier is enough
 inline char turn[1024];
@@ -41,6 +43,13 @@ inline float __shfl_xor_sync(unsigned, float value, int distance) {
     return exchange[now][threadIdx.x ^ distance];
 }
 
+inline float __shfl_sync(unsigned, float value, int lane) {
+    const int now = turn[threadIdx.x] ^= 1;
+    exchange[now][threadIdx.x] = value;
+    sync_warp();
+    return exchange[now][threadIdx.x / 32 * 32 + lane];
+}
+
 inline float __uint_as_float(unsigned bits) {
     float f;
     std::memcpy(&f, &bits, 4);
@@ -50,3 +59,6 @@ inline int __ffs(int v) { return __builtin_ffs(v); }
 inline int min(int a, int b) { return a < b ? a : b; }
 inline int max(int a, int b) { return a > b ? a : b; }
 using std::fmaf;
+inline void __trap() { std::abort(); }
+inline float rsqrtf(float x) { return 1.0f / std::sqrt(x); }
+inline float __fdividef(float a, float b) { return a / b; }

@@ -1,9 +1,11 @@
 // CUDA threads as fibers of one thread, resumed in turn; each runs on to its next barrier.
 #pragma once
+#include <algorithm>
 #include <functional>
+#include <random>
 #include <ucontext.h>
 
-inline dim3 threadIdx, blockIdx, gridDim;
+inline dim3 threadIdx, blockIdx, blockDim, gridDim;
 
 struct Barrier {
     int expected = 0, arrived = 0, generation = 0;
@@ -18,10 +20,11 @@ inline ucontext_t scheduler;
 inline std::function<void()> body;
 inline Barrier block_barrier, warp_barriers[32];
 inline bool progress = false;  // since the scheduler last went round
+inline unsigned steps = 0;     // that any fiber has come further
 
 inline void wait_at(Barrier& barrier) {
     const int generation = barrier.generation;
-    progress = true;
+    progress = true, ++steps;
     if (++barrier.arrived == barrier.expected) {
         barrier.arrived = 0;
         ++barrier.generation;
@@ -62,12 +65,21 @@ inline void run_block(int threads) {
     }
 }
 
+inline unsigned shuffle_blocks = 0;  // a seed: blocks run in a random order. 0: in order
+
 template <class Kernel>
 void launch(dim3 grid, int threads, Kernel kernel) {
     body = kernel;
     gridDim = grid;
+    blockDim = {threads};
     while (static_cast<int>(fibers.size()) < threads) fibers.push_back(std::make_unique<Fiber>());
-    for (blockIdx.z = 0; blockIdx.z < grid.z; ++blockIdx.z)
-        for (blockIdx.y = 0; blockIdx.y < grid.y; ++blockIdx.y)
-            for (blockIdx.x = 0; blockIdx.x < grid.x; ++blockIdx.x) run_block(threads);
+    std::vector<dim3> blocks;
+    for (int z = 0; z < grid.z; ++z)
+        for (int y = 0; y < grid.y; ++y)
+            for (int x = 0; x < grid.x; ++x) blocks.push_back({x, y, z});
+    if (shuffle_blocks) std::shuffle(blocks.begin(), blocks.end(), std::mt19937(shuffle_blocks));
+    for (const dim3& block : blocks) {
+        blockIdx = block;
+        run_block(threads);
+    }
 }

@@ -4,7 +4,7 @@
 #include <thread>
 
 inline thread_local dim3 threadIdx, blockIdx;
-inline dim3 gridDim;
+inline dim3 blockDim, gridDim;
 inline std::unique_ptr<std::barrier<>> block_barrier, warp_barriers[32];
 
 inline void __syncthreads() { block_barrier->arrive_and_wait(); }
@@ -13,6 +13,7 @@ inline void sync_warp() { warp_barriers[threadIdx.x / 32]->arrive_and_wait(); }
 template <class Kernel>
 void launch(dim3 grid, int threads, Kernel kernel) {
     gridDim = grid;
+    blockDim = {threads};
     block_barrier = std::make_unique<std::barrier<>>(threads);
     for (int warp = 0; warp < threads / 32; ++warp) warp_barriers[warp] = std::make_unique<std::barrier<>>(32);
     std::vector<std::thread> team;

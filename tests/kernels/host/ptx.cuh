@@ -1,4 +1,4 @@
-// Stands in for kernels/cuda/ptx.cuh on a CPU: the same three functions in C++.
+// Stands in for kernels/cuda/ptx.cuh on a CPU: the same functions in C++.
 #pragma once
 #include "cuda_host.h"
 

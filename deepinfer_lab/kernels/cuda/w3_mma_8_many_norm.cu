@@ -1,0 +1,10 @@
+// w3_mma_8_many of rows that the block norms itself.
+#include "mma_small.cuh"
+
+extern "C" __global__ void __launch_bounds__(256, 4)
+w3_mma_8_many_norm(const half_t* x, const unsigned char* __restrict__ tiles, const unsigned* __restrict__ scales,
+                   const half_t* bias, const half_t* residual, half_t* out, const half_t* norm, int m, int n, int k, int group,
+                   int gated, float eps) {
+    const NormedRows rows{x, m, k, norm, eps, reinterpret_cast<half_t*>(launch_shared())};
+    mma_small<UnpackW3, 1, 1, 2, 1, 8>(rows, tiles, scales, {bias, residual, out, m, n, gated}, group);
+}

@@ -1,0 +1,11 @@
+// Blocks of 64 activation rows and 192 outputs of a W3 weight in tiles, on the tensor cores of sm_90a.
+#include "wgmma.cuh"
+
+using W3Groups192x64 = GroupCut<W3Tiles, 3, 1, 64, 8, 4>;
+
+extern "C" __global__ void __launch_bounds__(W3Groups192x64::THREADS, 1)
+w3_wgmma_192_64(const half_t* x, const char* __restrict__ tiles, const char* __restrict__ scales,
+                const half_t* __restrict__ bias, half_t* __restrict__ out, float4* __restrict__ partial,
+                unsigned* __restrict__ arrived, int m, int n, int k, int group) {
+    wgmma_block<W3Groups192x64>(x, tiles, scales, bias, out, partial, arrived, m, n, k, group);
+}

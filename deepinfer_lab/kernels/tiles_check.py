@@ -1,0 +1,56 @@
+"""What the products with weights in tiles (`quant/tiles.py`) can take."""
+
+import torch
+
+from deepinfer_lab.kernels.catalogue import GROUPS
+from deepinfer_lab.kernels.ops_check import expect, require
+
+UNIT_N, UNIT_K = 16, 128  # outputs and k of a unit of tiles
+
+
+def unit_bytes(bits: int) -> int:
+    """Of a unit."""
+    return UNIT_N * UNIT_K * bits // 8
+
+
+def checked(
+    name: str,
+    bits: int,
+    x: torch.Tensor,
+    tiles: torch.Tensor,
+    scales: torch.Tensor,
+    n: int,
+    group: int,
+    bias: torch.Tensor | None,
+    *,
+    max_m: int,
+    max_n: int,
+    max_k: int,
+) -> torch.Tensor:
+    """x, contiguous and 16-byte aligned: copied if it was not.
+
+    Args:
+        name: of the launcher. max_m, max_n, max_k: what it can count.
+
+    Raises:
+        KernelError: a shape, dtype, layout or device outside these limits, or that does not fit the others'.
+    """
+    require(x.dtype == torch.float16, f"{name}: x has dtype {x.dtype}, must be torch.float16")
+    require(x.dim() == 2, f"{name}: x has shape {tuple(x.shape)}, must be [M, K]")
+    m, k = x.shape
+    require(1 <= m <= max_m, f"{name}: M = {m}, must be 1 to {max_m}")
+    require(1 <= n <= max_n, f"{name}: N = {n}, must be 1 to {max_n}")
+    require(group in GROUPS, f"{name}: group = {group}, must be one of {', '.join(map(str, GROUPS))}")
+    require(k > 0 and k % group == 0, f"{name}: K = {k}, must be a positive multiple of group = {group}")
+    require(k <= max_k, f"{name}: K = {k}, must be at most {max_k}")
+    require(
+        not (torch.is_grad_enabled() and x.requires_grad),
+        f"{name}: x requires a gradient and this kernel has no backward pass; call it under torch.inference_mode()",
+    )
+    count, units = -(-n // UNIT_N), -(-k // UNIT_K)
+    expect(name, "tiles", tiles, torch.uint8, (count, units, unit_bytes(bits)), x.device, aligned=True)
+    expect(name, "scales", scales, torch.float16, (count, units * UNIT_K // group, 8, 2), x.device, aligned=True)
+    if bias is not None:
+        expect(name, "bias", bias, torch.float16, (n,), x.device)
+    x = x.contiguous()
+    return x.clone() if x.data_ptr() % 16 else x

@@ -13,7 +13,7 @@ import pandas as pd
 import torch
 
 from deepinfer_lab.errors import KernelError, RecordError
-from deepinfer_lab.kernels.dispatch import SCHEMA_VERSION, Row, load, validate
+from deepinfer_lab.kernels.dispatch import FALLBACK, SCHEMA_VERSION, Row, load, validate
 from deepinfer_lab.lab.kernel_cells import MAX_ERROR, Case, kernels_for, launcher, random_case, random_matrix
 from deepinfer_lab.lab.kernel_dispatch import general_rows, shape_rows
 from deepinfer_lab.lab.kernel_timing import MIN_REPLAYS, Gpu, graph_cold
@@ -54,7 +54,7 @@ def timings(
     replays: int = MIN_REPLAYS,
     seed: int = 0,
 ) -> Iterator[Timing]:
-    """Check and time every kernel that takes the product, by `graph_cold`; a wrong one is not timed.
+    """Check and time every kernel that takes the product, by `graph_cold`; not a wrong one, nor the article's fallback.
 
     A kernel is given up for the larger M of a shape where it takes four times as long as the fastest and its time has begun to
     grow, at least with the square root of M. Slow alone is no reason: to make a weight dense costs the same for any M, too much
@@ -77,6 +77,9 @@ def timings(
             for m in sorted(every_m):
                 case = random_case(gpu, random, matrix, m)
                 kernels = [kernel for kernel in kernels_for(its, m, gpu.device) if kernel not in given_up]
+                kernels.remove(
+                    FALLBACK
+                )  # a minute of a tuning: `dequantise_cublas` does the same for any M, and faster
                 found = [_timing(gpu, case, kernel, bandwidth, replays) for kernel in kernels]
                 yield from found
                 timed = {timing.kernel: timing for timing in found if timing.us is not None}

@@ -13,7 +13,7 @@ from deepinfer_lab.lab.kernel_tune import table_from, timings
 from deepinfer_lab.quant.linear import QuantLinear
 from deepinfer_lab.quant.rtn import quantise
 
-N, K, GROUP = 256, 1024, 128
+N, K, GROUP = 1024, 2048, 128  # few copies fill the L2
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +27,7 @@ def test_a_tuned_table_serves_the_shape(gpu):
     assert {timing.kernel for timing in found if timing.m == 1} == {
         *kernels_for(4, 1, gpu.device),
         *kernels_for(3, 1, gpu.device),
-    }
+    } - {dispatch.FALLBACK}
     table = table_from(found)
     for bits in (4, 3):
         weight = quantise(torch.randn(N, K), bits, GROUP).to("cuda")

@@ -46,11 +46,12 @@ def test_every_candidate_is_timed_at_every_m(gpu: TorchGpu):
         for bits in (4, 3)
         for m in (1, 2)
         for kernel in cells.kernels_for(bits, m)
+        if kernel != FALLBACK
     }
     assert len(found) == len({(t.bits, t.m, t.n, t.kernel) for t in found})
     for t in found:
         assert t.fault is None
-        assert t.us == pytest.approx(1000 if t.kernel == FALLBACK else 50, abs=0.01)
+        assert t.us == pytest.approx(50, abs=0.01)
         assert 0 < t.rel_err < 1e-3
         assert t.group == 64
         assert t.floor_us > 0
@@ -69,7 +70,8 @@ def test_slow_kernels_whose_time_grows_are_given_up_and_slow_ones_that_do_not_ar
     found = list(timings(gpu, [(24, 256)], [4], (1, 2, 4, 8, 64), group=64))
     assert list(times_of(found, "w4_gemv_batch_tile")) == [1, 2, 4]
     assert list(times_of(found, "w4_tiled_gemm")) == [1, 2]
-    assert list(times_of(found, "w4_dequantise_cublas")) == list(times_of(found, FALLBACK)) == [1, 2, 4, 8, 64]
+    assert list(times_of(found, "w4_dequantise_cublas")) == [1, 2, 4, 8, 64]
+    assert FALLBACK not in {timing.kernel for timing in found}
     table = table_from(found)
     assert choose(4, 64, table=table, n=24, k=256) == "w4_dequantise_cublas"
 

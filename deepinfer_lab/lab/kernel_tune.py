@@ -150,17 +150,22 @@ def read_base(path: Path, device: str) -> tuple[Row, ...]:
     return rows
 
 
-def write_table(path: Path, table: Sequence[Row], origin: dict[str, Any]) -> None:
+def write_table(path: Path, table: Sequence[Row], origin: dict[str, Any], experiment: str = "tune") -> None:
     """Write a dispatch.json, a row a line.
 
     Args:
-        origin: provenance, as `provenance.collect` gives it.
+        origin: provenance, as `provenance.collect` gives it. experiment: what timed the kernels, or a record of it.
     """
     lines = []
     for row in table:
         named = {name: value for name, value in asdict(row).items() if name not in ("n", "k") or value is not None}
         lines.append("    " + json.dumps(named))
-    about = {"device": origin["device"], "experiment": "tune", "measured": origin["utc"], "commit": origin["commit"]}
+    about = {
+        "device": origin["device"],
+        "experiment": experiment,
+        "measured": origin["utc"],
+        "commit": origin["commit"],
+    }
     rest = ",\n".join(f"  {json.dumps(name)}: {json.dumps(value)}" for name, value in about.items())
     rows = ",\n".join(lines)
     write_atomically(path, f'{{\n  "schema_version": {SCHEMA_VERSION},\n  "rows": [\n{rows}\n  ],\n{rest}\n}}\n')

@@ -384,8 +384,8 @@ peak = SCHEDULERS * maps.WARP * 2 * cards[origin["device"]]["multiprocessors"] *
 explore.explore_roofline(shown, group=group, bandwidth=measured_bandwidth, peak=peak)
 
 # %% [markdown]
-# The fastest few-bit kernel for each M, by the geometric mean over both shapes, makes a dispatch table of this card's own. Tables
-# that know the kernels on tensor cores, too, are `data/<device>/dispatch.json`: notebook 06.
+# The fastest few-bit kernel for each M, by the geometric mean over both shapes, makes a dispatch table of this card's own. One
+# that knows the kernels on tensor cores, too, is `data/<device>/dispatch.json`: notebook 06.
 
 # %%
 derived = derive_dispatch(record)

@@ -9,6 +9,7 @@ from functools import partial
 
 import pytest
 import torch
+from arrivals import Arrivals
 from torch.nn.functional import scaled_dot_product_attention
 
 from deepinfer_lab.kernels import elementwise, paged_attention
@@ -24,17 +25,6 @@ from deepinfer_lab.quant.plan import plan_named
 
 CPU = torch.device("cpu")
 CACHES = pytest.mark.parametrize("quantised", [False, True], ids=["f16", "i8"])
-
-
-class Arrivals:
-    """Stands in for `counters`: fresh zeros, which must be zeros again after every launch."""
-
-    def __init__(self) -> None:
-        self.taken: list[torch.Tensor] = []
-
-    def take(self, count: int) -> torch.Tensor:
-        self.taken.append(torch.zeros(count, dtype=torch.int32))
-        return self.taken[-1]
 
 
 @pytest.fixture

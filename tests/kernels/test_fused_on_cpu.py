@@ -4,8 +4,8 @@ import dataclasses
 
 import pytest
 import torch
+from arrivals import Arrivals
 from small_products import stand_in
-from test_attention_on_cpu import Arrivals
 
 from deepinfer_lab.kernels import TILED_LAUNCHERS, elementwise, paged_attention
 from deepinfer_lab.kv.pool import KVPool

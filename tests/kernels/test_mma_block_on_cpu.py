@@ -5,30 +5,19 @@ from functools import partial
 
 import pytest
 import torch
+from block_products import H200, Arrivals, activations, error, run
 
 from deepinfer_lab.errors import KernelError, MissingDependency
 from deepinfer_lab.kernels import dispatch, mma_block, resources, tiles_check
 from deepinfer_lab.kernels.catalogue import SOURCES
 from deepinfer_lab.kernels.dispatch import FALLBACK, Row
-from deepinfer_lab.kernels.mma_block import Plan, plan, tiles_of, units_of, w3_mma_block, w4_mma_block
-from deepinfer_lab.kernels.mma_cuts import CUTS, Cut
+from deepinfer_lab.kernels.mma_block import plan, tiles_of, units_of, w3_mma_block, w4_mma_block
+from deepinfer_lab.kernels.mma_cuts import CUTS
 from deepinfer_lab.quant.layout import PackedWeight, pack
 from deepinfer_lab.quant.tiles import to_tiles
 
 BY_NAME = {cut.name: cut for cut in CUTS}
 NAMES = pytest.mark.parametrize("name", BY_NAME)
-H200 = 132, 227 * 1024  # multiprocessors, bytes of shared memory that a block may have
-
-
-class Arrivals:
-    """Stands in for `counters`: fresh zeros, which must be zeros again after every launch."""
-
-    def __init__(self) -> None:
-        self.taken: list[torch.Tensor] = []
-
-    def take(self, count: int) -> torch.Tensor:
-        self.taken.append(torch.zeros(count, dtype=torch.int32))
-        return self.taken[-1]
 
 
 @pytest.fixture
@@ -45,23 +34,6 @@ def on_host(host_ops, monkeypatch, arrivals):
     for module in (mma_block, tiles_check):
         monkeypatch.setattr(module, "expect", lambda *_, **__: None)  # it asks for a CUDA device
     return host_ops
-
-
-def run(cut: Cut, blocks: int, x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """What this plan makes of it; `blocks` 0 stands for a block a tile."""
-    tiled, out = to_tiles(weight), torch.full((x.shape[0], weight.n), torch.nan).half()
-    chosen = Plan(cut, blocks or tiles_of(cut, *out.shape))
-    mma_block.run(chosen, x, tiled.tiles, tiled.scales, bias, out, weight.group)
-    return out
-
-
-def activations(m: int, k: int, seed: int = 1) -> torch.Tensor:
-    return torch.randn(m, k, generator=torch.Generator().manual_seed(seed)).half()
-
-
-def error(out: torch.Tensor, x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None = None) -> float:
-    expected = x.double() @ weight.dequantise(torch.float64).T + (0 if bias is None else bias.double())
-    return float((out.double() - expected).norm() / expected.norm())
 
 
 @NAMES

@@ -5,31 +5,20 @@ from functools import partial
 
 import pytest
 import torch
+from block_products import H200, Arrivals, activations, error, run
 
 from deepinfer_lab.errors import KernelError, MissingDependency
 from deepinfer_lab.kernels import compiler, dispatch, mma_block, resources, tiles_check, wgmma
 from deepinfer_lab.kernels.catalogue import SOURCES
 from deepinfer_lab.kernels.dispatch import FALLBACK, Row
-from deepinfer_lab.kernels.mma_block import Plan, tiles_of, units_of
+from deepinfer_lab.kernels.mma_block import tiles_of, units_of
 from deepinfer_lab.kernels.wgmma import plan
-from deepinfer_lab.kernels.wgmma_cuts import WGMMA_CUTS, WgmmaCut
+from deepinfer_lab.kernels.wgmma_cuts import WGMMA_CUTS
 from deepinfer_lab.quant.layout import PackedWeight, pack
 from deepinfer_lab.quant.tiles import to_tiles
 
 BY_NAME = {cut.name: cut for cut in WGMMA_CUTS}
 NAMES = pytest.mark.parametrize("name", BY_NAME)
-H200 = 132, 227 * 1024  # multiprocessors, bytes of shared memory that a block may have
-
-
-class Arrivals:
-    """Stands in for `counters`: fresh zeros, which must be zeros again after every launch."""
-
-    def __init__(self) -> None:
-        self.taken: list[torch.Tensor] = []
-
-    def take(self, count: int) -> torch.Tensor:
-        self.taken.append(torch.zeros(count, dtype=torch.int32))
-        return self.taken[-1]
 
 
 @pytest.fixture
@@ -44,25 +33,6 @@ def on_host(host_ops, monkeypatch, arrivals):
     """The launcher, sending its work to the CPU program."""
     monkeypatch.setattr(mma_block, "launch_op", host_ops.launch)
     return host_ops
-
-
-def run(
-    cut: WgmmaCut, blocks: int, x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None = None
-) -> torch.Tensor:
-    """What this plan makes of it; `blocks` 0 stands for a block a tile."""
-    tiled, out = to_tiles(weight), torch.full((x.shape[0], weight.n), torch.nan).half()
-    chosen = Plan(cut, blocks or tiles_of(cut, *out.shape))
-    mma_block.run(chosen, x, tiled.tiles, tiled.scales, bias, out, weight.group)
-    return out
-
-
-def activations(m: int, k: int, seed: int = 1) -> torch.Tensor:
-    return torch.randn(m, k, generator=torch.Generator().manual_seed(seed)).half()
-
-
-def error(out: torch.Tensor, x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None = None) -> float:
-    expected = x.double() @ weight.dequantise(torch.float64).T + (0 if bias is None else bias.double())
-    return float((out.double() - expected).norm() / expected.norm())
 
 
 @NAMES

@@ -171,7 +171,7 @@ def type_a_number(copy: Copy) -> None:
 
 
 def edit_dispatch(copy: Copy) -> None:
-    copy.replace(copy.data / "dispatch.json", "w4_gemv", "w4_tiled_gemm")
+    copy.replace(copy.data / "dispatch.json", "w4_mma_small", "w4_mma_block")
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from deepinfer_lab.errors import KernelError
-from deepinfer_lab.kernels.catalogue import GROUPS, DequantiseProduct, Kernel, MmaProduct
+from deepinfer_lab.kernels.catalogue import GROUPS, DequantiseProduct, Kernel
 
 MAX_INT = 2**31 - 1  # sizes and in-row offsets are 32-bit in the kernels; offsets across rows are 64-bit
 
@@ -31,11 +31,7 @@ def _require(condition: bool, message: str) -> None:
 
 
 def _tensor(
-    kernel: Kernel | DequantiseProduct | MmaProduct,
-    name: str,
-    tensor: torch.Tensor,
-    dtype: torch.dtype,
-    shape: tuple[int, ...],
+    kernel: Kernel | DequantiseProduct, name: str, tensor: torch.Tensor, dtype: torch.dtype, shape: tuple[int, ...]
 ) -> None:
     """Weights, scales, bias and out are used as they lie: copying them on every call would hide a cost."""
     _require(tensor.dtype == dtype, f"{kernel.name}: {name} has dtype {tensor.dtype}, must be {dtype}")
@@ -45,7 +41,7 @@ def _tensor(
 
 
 def check(
-    kernel: Kernel | DequantiseProduct | MmaProduct,
+    kernel: Kernel | DequantiseProduct,
     x: torch.Tensor,
     packed: torch.Tensor,
     scales: torch.Tensor,

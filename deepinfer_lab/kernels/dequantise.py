@@ -5,6 +5,8 @@ All is enqueued on torch's current stream and nothing is kept between calls: den
 hands their memory out again in stream order, also under CUDA-graph capture.
 """
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 
@@ -76,19 +78,37 @@ def w3_dequantise_cublas(
 
 
 def _multiply(product: DequantiseProduct, operands: Operands) -> torch.Tensor:
-    """Each slice's product goes where it belongs: torch gives cuBLAS the stride of `out`'s rows, and copies nothing."""
     o = operands
-    step = min(product.slice_rows(o.k), o.n)
-    workspace = torch.empty(step, o.k, dtype=torch.float16, device=o.x.device)
-    for start in range(0, o.n, step):
-        rows = slice(start, min(start + step, o.n))
-        dense = workspace[: rows.stop - start]
+
+    def unpack(rows: slice, dense: torch.Tensor) -> None:
         _unpack(product.bits, o.packed[rows], o.scales[rows], o.group, dense)
-        if o.bias is None:
-            torch.mm(o.x, dense.T, out=o.out[:, rows])
+
+    return multiply_slices(o.x, o.bias, o.out, product, unpack)
+
+
+def multiply_slices(
+    x: torch.Tensor,
+    bias: Maybe,
+    out: torch.Tensor,
+    product: DequantiseProduct,
+    unpack: Callable[[slice, torch.Tensor], None],
+) -> torch.Tensor:
+    """out [M, N] = x [M, K] @ weight.T + bias, of which `unpack` writes the given rows of the weight [rows, K] at a time.
+
+    Each slice's product goes where it belongs: torch gives cuBLAS the stride of `out`'s rows, and copies nothing.
+    """
+    n, k = out.shape[1], x.shape[1]
+    step = min(product.slice_rows(k), n)
+    workspace = torch.empty(step, k, dtype=torch.float16, device=x.device)
+    for start in range(0, n, step):
+        rows = slice(start, min(start + step, n))
+        dense = workspace[: rows.stop - start]
+        unpack(rows, dense)
+        if bias is None:
+            torch.mm(x, dense.T, out=out[:, rows])
         else:
-            torch.addmm(o.bias[rows], o.x, dense.T, out=o.out[:, rows])
-    return o.out
+            torch.addmm(bias[rows], x, dense.T, out=out[:, rows])
+    return out
 
 
 def _unpack(bits: int, packed: torch.Tensor, scales: torch.Tensor, group: int, out: torch.Tensor) -> None:

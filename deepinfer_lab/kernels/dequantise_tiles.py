@@ -6,6 +6,7 @@ import torch
 
 from deepinfer_lab.kernels.catalogue import PRODUCTS
 from deepinfer_lab.kernels.check import MAX_INT
+from deepinfer_lab.kernels.dequantise import multiply_slices
 from deepinfer_lab.kernels.loader import launch_op
 from deepinfer_lab.kernels.ops_catalogue import OPS
 from deepinfer_lab.kernels.ops_check import expect, require
@@ -44,21 +45,15 @@ def dequantise_tiles_cublas(
     product = PRODUCTS[f"w{bits}_dequantise_cublas"]
     limits = {"max_m": product.max_m, "max_n": MAX_INT - UNIT_N, "max_k": MAX_INT // 4}
     x = checked(name, bits, x, tiles, scales, n, group, bias, **limits)
-    m, k = x.shape
+    m = x.shape[0]
     out = torch.empty(m, n, dtype=torch.float16, device=x.device) if out is None else out
     expect(name, "out", out, torch.float16, (m, n), x.device)
-    step = min(product.slice_rows(k), -(-n // UNIT_N) * UNIT_N)
-    workspace = torch.empty(step, k, dtype=torch.float16, device=x.device)
-    for start in range(0, n, step):
-        rows = slice(start, min(start + step, n))
-        part = slice(start // UNIT_N, -(-rows.stop // UNIT_N))
-        dense = workspace[: rows.stop - start]
+
+    def unpack_rows(rows: slice, dense: torch.Tensor) -> None:
+        part = slice(rows.start // UNIT_N, -(-rows.stop // UNIT_N))  # a slice begins with a tile
         unpack(tiles[part], scales[part], group, dense)
-        if bias is None:
-            torch.mm(x, dense.T, out=out[:, rows])
-        else:
-            torch.addmm(bias[rows], x, dense.T, out=out[:, rows])
-    return out
+
+    return multiply_slices(x, bias, out, product, unpack_rows)
 
 
 def unpack(tiles: torch.Tensor, scales: torch.Tensor, group: int, out: torch.Tensor) -> None:

@@ -5,7 +5,8 @@ from functools import partial
 
 import pytest
 import torch
-from block_products import H200, Arrivals, activations, error, run
+from block_products import H200, Arrivals, activations, check_every_value, check_propagation, error, run
+from tile_operands import GOOD, REFUSED
 
 from deepinfer_lab.errors import KernelError, MissingDependency
 from deepinfer_lab.kernels import dispatch, mma_block, resources, tiles_check
@@ -13,7 +14,6 @@ from deepinfer_lab.kernels.catalogue import SOURCES
 from deepinfer_lab.kernels.dispatch import FALLBACK, Row
 from deepinfer_lab.kernels.mma_block import plan, tiles_of, units_of, w3_mma_block, w4_mma_block
 from deepinfer_lab.kernels.mma_cuts import CUTS
-from deepinfer_lab.quant.layout import PackedWeight, pack
 from deepinfer_lab.quant.tiles import to_tiles
 
 BY_NAME = {cut.name: cut for cut in CUTS}
@@ -85,30 +85,12 @@ def test_equal_parts_of_every_tile(on_host, make_weight, monkeypatch, bits, part
 
 @NAMES
 def test_every_value_in_every_place(on_host, name):
-    """One-hot activations and power-of-two scales return the weight itself, bit for bit."""
-    cut, k = BY_NAME[name], 96
-    n = 67
-    count = 2**cut.bits
-    values = torch.arange(count, dtype=torch.int8) - count // 2
-    q = torch.stack([values.roll(row).repeat(k // count) for row in range(n)])
-    weight = PackedWeight(cut.bits, 32, n, k, pack(q, cut.bits), torch.full((n, k // 32), 0.25).half())
-    weight.scales[:, 1::2] = -2.0
-    weight.scales[::3] = 2.0**-14
-    assert torch.equal(run(cut, 0, torch.eye(k).half(), weight), weight.dequantise(torch.float16).T)
+    check_every_value(BY_NAME[name], 67, 96)
 
 
 @NAMES
 def test_nan_and_infinity_stay_in_their_rows(on_host, make_weight, name):
-    """Where K ends inside a unit, neither NaN nor infinity of the same row nor of the next one may leak into the padding."""
-    cut, k = BY_NAME[name], 96
-    weight, x = make_weight(cut.bits, 21, k, 32), activations(11, k)
-    x[3, 0], x[6, k - 1], x[8, k // 2] = torch.inf, torch.nan, -torch.inf
-    reference = (x.double()[:, None] * weight.dequantise(torch.float64)[None]).sum(2)
-    out, finite = run(cut, 0, x, weight), reference.isfinite()
-    assert torch.equal(out.isnan(), reference.isnan())
-    assert torch.equal(out[reference.isinf()], reference[reference.isinf()].half())
-    assert torch.allclose(out[finite].double(), reference[finite], rtol=2e-3, atol=2e-3)
-    assert finite[[0, 1, 2, 4, 5, 7, 9, 10]].all()
+    check_propagation(BY_NAME[name], make_weight)
 
 
 def test_sums_beyond_float16_are_no_matter_unless_the_output_is(on_host, make_weight):
@@ -190,30 +172,12 @@ def test_plans_fill_the_card_where_the_weight_allows():
             assert plan(4, m, n, k, *H200).blocks >= 0.85 * H200[0]
 
 
-TILES = {
-    "tiles": torch.zeros(1, 1, 1024, dtype=torch.uint8),
-    "scales": torch.ones(1, 2, 8, 2).half(),
-    "n": 5,
-    "group": 64,
-}
-GOOD = {"x": torch.zeros(2, 128).half(), **TILES}
-
-
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
+        *REFUSED,
         ({}, r"w4_mma_block: tiles is on cpu, must be on a CUDA device"),
-        ({"x": torch.zeros(2, 128)}, r"x has dtype torch.float32, must be torch.float16"),
-        ({"x": torch.zeros(128).half()}, r"x has shape \(128,\), must be \[M, K\]"),
-        ({"x": torch.zeros(0, 128).half()}, r"M = 0, must be 1 to"),
-        ({"x": torch.zeros(2, 96).half()}, r"K = 96, must be a positive multiple of group = 64"),
-        ({"x": torch.zeros(2, 192).half()}, r"tiles has shape \(1, 1, 1024\), must be \(1, 2, 1024\)"),
-        ({"x": torch.zeros(2, 128).half().requires_grad_()}, r"requires a gradient"),
         ({"n": 0}, r"N = 0, must be 1 to"),
-        ({"n": 17}, r"tiles has shape \(1, 1, 1024\), must be \(2, 1, 1024\)"),
-        ({"group": 16}, r"group = 16, must be one of 32, 64, 128"),
-        ({"tiles": torch.zeros(1, 1, 1024, dtype=torch.int8)}, r"tiles has dtype torch.int8, must be torch.uint8"),
-        ({"tiles": torch.zeros(1025, dtype=torch.uint8)[1:].view(1, 1, 1024)}, r"must be 16-byte aligned"),
     ],
 )
 def test_wrong_arguments(change, complaint):

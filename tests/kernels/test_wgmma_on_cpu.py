@@ -5,7 +5,7 @@ from functools import partial
 
 import pytest
 import torch
-from block_products import H200, Arrivals, activations, error, run
+from block_products import H200, Arrivals, activations, check_every_value, check_propagation, error, run
 
 from deepinfer_lab.errors import KernelError, MissingDependency
 from deepinfer_lab.kernels import compiler, dispatch, mma_block, resources, tiles_check, wgmma
@@ -14,7 +14,6 @@ from deepinfer_lab.kernels.dispatch import FALLBACK, Row
 from deepinfer_lab.kernels.mma_block import tiles_of, units_of
 from deepinfer_lab.kernels.wgmma import plan
 from deepinfer_lab.kernels.wgmma_cuts import WGMMA_CUTS
-from deepinfer_lab.quant.layout import PackedWeight, pack
 from deepinfer_lab.quant.tiles import to_tiles
 
 BY_NAME = {cut.name: cut for cut in WGMMA_CUTS}
@@ -75,30 +74,12 @@ def test_rings_go_round_and_several_blocks_add_up(on_host, arrivals, make_weight
 
 @NAMES
 def test_every_value_in_every_place(on_host, name):
-    """One-hot activations and power-of-two scales return the weight itself, bit for bit."""
-    cut, k = BY_NAME[name], 160
-    n = cut.outputs - 61
-    count = 2**cut.bits
-    values = torch.arange(count, dtype=torch.int8) - count // 2
-    q = torch.stack([values.roll(row).repeat(k // count) for row in range(n)])
-    weight = PackedWeight(cut.bits, 32, n, k, pack(q, cut.bits), torch.full((n, k // 32), 0.25).half())
-    weight.scales[:, 1::2] = -2.0
-    weight.scales[::3] = 2.0**-14
-    assert torch.equal(run(cut, 0, torch.eye(k).half(), weight), weight.dequantise(torch.float16).T)
+    check_every_value(BY_NAME[name], BY_NAME[name].outputs - 61, 160)
 
 
 @NAMES
 def test_nan_and_infinity_stay_in_their_rows(on_host, make_weight, name):
-    """Where K ends inside a unit, neither NaN nor infinity of the same row nor of the next one may leak into the padding."""
-    cut, k = BY_NAME[name], 96
-    weight, x = make_weight(cut.bits, 21, k, 32), activations(11, k)
-    x[3, 0], x[6, k - 1], x[8, k // 2] = torch.inf, torch.nan, -torch.inf
-    reference = (x.double()[:, None] * weight.dequantise(torch.float64)[None]).sum(2)
-    out, finite = run(cut, 0, x, weight), reference.isfinite()
-    assert torch.equal(out.isnan(), reference.isnan())
-    assert torch.equal(out[reference.isinf()], reference[reference.isinf()].half())
-    assert torch.allclose(out[finite].double(), reference[finite], rtol=2e-3, atol=2e-3)
-    assert finite[[0, 1, 2, 4, 5, 7, 9, 10]].all()
+    check_propagation(BY_NAME[name], make_weight)
 
 
 @pytest.mark.parametrize(("name", "blocks"), [("w4_wgmma_64_64", 3), ("w3_wgmma_128_128", 1)])

@@ -105,9 +105,11 @@ def model(command: Command) -> Command:
 
     @wraps(command)
     def with_weights(**given: Any) -> Any:
+        import torch
+
         weights = {name: given.pop(name) for name in WEIGHT_SETTINGS}
-        if weights["dispatch"] is None and not weights["batch_invariant"]:
-            from deepinfer_lab.lab.kernel_dispatch import card_table
+        if weights["dispatch"] is None and not weights["batch_invariant"] and torch.cuda.is_available():
+            from deepinfer_lab.lab.kernel_dispatch import card_table  # a fifth of a second that only a GPU is worth
 
             weights["dispatch"] = card_table()
         return command(weights=weights, **given)

@@ -15,7 +15,8 @@ import pandas as pd
 from deepinfer_lab.errors import RecordError
 
 SCHEMA_VERSION = 1
-STATUSES = ("OK", "INCORRECT", "OOM", "TIMEOUT")
+WHOLE = ("OK", "INCORRECT")  # statuses of a record that has all rows
+STATUSES = (*WHOLE, "OOM", "TIMEOUT")
 PROVENANCE_KEYS = ("device", "device_slug", "utc")  # the least a reader needs to know whose numbers these are
 
 
@@ -43,7 +44,7 @@ class Record:
     @property
     def whole(self) -> bool:
         """It has all rows: neither memory nor time ran out."""
-        return self.status in ("OK", "INCORRECT")
+        return self.status in WHOLE
 
     def frame(self) -> pd.DataFrame:
         """The samples, one row each."""

@@ -16,7 +16,7 @@ from typing import Protocol
 
 from deepinfer_lab.errors import ClusterError, RecordError, SettingError
 from deepinfer_lab.lab import project, provenance
-from deepinfer_lab.lab.record import Record, load, write_atomically
+from deepinfer_lab.lab.record import WHOLE, Record, load, write_atomically
 from deepinfer_lab.lab.sweep_cell import PARTIAL, SOURCE, Attempt, Job, Machine
 from deepinfer_lab.lab.sweep_grid import Cell, Grid
 from deepinfer_lab.progress import bar
@@ -47,7 +47,7 @@ class Outcome:
 
     @property
     def whole(self) -> bool:
-        return self.status in ("OK", "INCORRECT", "kept")
+        return self.status in (*WHOLE, "kept")
 
 
 def folder(grid: Grid) -> Path:

@@ -194,6 +194,7 @@ CAPACITY = Experiment(
         "budgets": [
             {"model": "synthetic:qwen2.5-3b", "bits": "w4", **BUDGET},
             {"model": "synthetic:qwen2.5-7b", "bits": "mixed", **BUDGET},
+            {"model": "synthetic:qwen2.5-7b", "bits": "mixed-all", **BUDGET},
         ],
         "seed": 0,
     },

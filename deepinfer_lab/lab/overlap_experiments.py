@@ -21,6 +21,7 @@ from deepinfer_lab.lab.overlap_cells import (
 from deepinfer_lab.progress import bar
 
 QWEN_3B = {"model": "synthetic:qwen2.5-3b", "bits": "w4", "group": 128}
+SMOLLM2 = {"model": "smollm2-135m", "bits": "w4", "group": 64}
 QWEN_7B = {"model": "synthetic:qwen2.5-7b", "bits": "mixed", "group": 128}
 
 
@@ -142,6 +143,11 @@ OVERLAP_SWEEP = Experiment(
             {
                 "name": "7b", **QWEN_7B, "policies": ["serial", "priority"], "chunk": 512, "prompt_tokens": 512,
                 "new_tokens": 64, "concurrency": [1, 16], "requests_per_client": 2,
+                "profiled": [], "profiled_concurrency": 1,
+            },
+            {
+                "name": "smollm2", **SMOLLM2, "policies": ["serial", "priority", "mixed"], "chunk": 512, "prompt_tokens": 512,
+                "new_tokens": 128, "concurrency": [1, 16], "requests_per_client": 2,
                 "profiled": [], "profiled_concurrency": 1,
             },
         ],

@@ -37,6 +37,7 @@ class Setting:
         chunk, max_in_flight: the most; an engine can be tuned to less. graphs: as `EngineConfig` has it.
         batch: the most requests at a time.
         itl_target_ms: for policies that have a target.
+        decode_share: of the multiprocessors, for placements that divide them; None: the placement's own.
     """
 
     policy: str | Callable[[], Policy]
@@ -45,6 +46,7 @@ class Setting:
     max_in_flight: int = 4
     graphs: bool = True
     itl_target_ms: float = 20.0
+    decode_share: float | None = None
 
     def made(self) -> Policy:
         return policy_named(self.policy, self.itl_target_ms) if isinstance(self.policy, str) else self.policy()
@@ -56,6 +58,7 @@ class Setting:
             EngineConfig(
                 policy=self.made(), chunk_tokens=self.chunk, max_batch=self.batch, max_in_flight=self.max_in_flight,
                 max_context=context, kv_cache_mib=KV_MIB, prefix_cache=False, cuda_graphs=self.graphs,
+                decode_share=self.decode_share,
             ),
             listener,
         )  # fmt: skip
@@ -66,7 +69,8 @@ class Setting:
         return {
             "policy": policy.name, "placement": policy.placement.name, "sizer": policy.sizer.name, "join": policy.join.name,
             "chunk": self.chunk, "max_in_flight": self.max_in_flight, "graphs": self.graphs,
-            "itl_target_ms": self.itl_target_ms, "model": model.name, "bits": model.bits,
+            "itl_target_ms": self.itl_target_ms, "decode_share": self.decode_share or policy.placement.decode_share,
+            "model": model.name, "bits": model.bits,
         }  # fmt: skip
 
 

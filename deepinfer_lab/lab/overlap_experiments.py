@@ -58,14 +58,16 @@ def overlap_sweep_rows(params: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def long_insertion_rows(params: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """One row for each case, policy, chunk size and number of readers."""
+    """One row for each case, policy, share of decode's multiprocessors, chunk size and number of readers."""
     for case in params["cases"]:
         model = load_for(case["model"], case["bits"], case["group"])
         document_tokens, readers = case["document_tokens"], case["readers"]
         reader_tokens = params["reader_tokens"]
         (document,) = random_prompts(model, 1, document_tokens, params["seed"] + 1)
-        for policy in bar(case["policies"], desc=case["name"], unit="policy"):
-            setting = Setting(policy, max(case["chunks"]), max(readers) + 1, itl_target_ms=_target(case, policy))
+        ways = list(product(case["policies"], case.get("decode_shares", [None])))
+        for policy, share in bar(ways, desc=case["name"], unit="policy"):
+            target = _target(case, policy)
+            setting = Setting(policy, max(case["chunks"]), max(readers) + 1, itl_target_ms=target, decode_share=share)
             with setting.engine(model, document_tokens + reader_tokens) as engine:
                 for chunk, count in product(case["chunks"], readers):
                     engine.tune(chunk_tokens=chunk)
@@ -167,7 +169,12 @@ LONG_INSERTION = Experiment(
             {
                 "name": "3b", **QWEN_3B, "policies": list(POLICIES), "chunks": [128, 512, 1024, 2048, 8192],
                 "readers": [8], "document_tokens": 8192, "reader_prompt_tokens": 128,
-                "itl_target_ms": 9.2, "one_lane_target_ms": 16.0,
+                "itl_target_ms": 4.0, "one_lane_target_ms": 12.0,
+            },
+            {  # how much of the card
+                "name": "shares", **QWEN_3B, "policies": ["partition", "adaptive"], "decode_shares": [1 / 8, 3 / 8],
+                "chunks": [2048, 8192], "readers": [8], "document_tokens": 8192, "reader_prompt_tokens": 128,
+                "itl_target_ms": 8.0, "one_lane_target_ms": 12.0,
             },
             {
                 "name": "3b", **QWEN_3B, "policies": LANES, "chunks": [512, 2048],
@@ -181,7 +188,7 @@ LONG_INSERTION = Experiment(
             {
                 "name": "7b", **QWEN_7B, "policies": ["serial", "priority", "mixed", "adaptive"],
                 "chunks": [2048], "readers": [8], "document_tokens": 8192, "reader_prompt_tokens": 128,
-                "itl_target_ms": 20.0, "one_lane_target_ms": 40.0,
+                "itl_target_ms": 9.0, "one_lane_target_ms": 20.0,
             },
         ],
         "reader_tokens": 1024,

@@ -2,8 +2,8 @@
 
     DEEPINFER_VERIFICATION=data/<gpu-slug>/verification.json pytest tests/gpu
 
-writes every test's outcome there, with the SHA-256 of each CUDA source that it ran on. `tests/kernels/test_verification.py`
-compares that file with the sources, on any machine.
+writes every test's outcome there, with the SHA-256 of each CUDA source that it ran on, also where pytest-xdist runs them side
+by side. `tests/kernels/test_verification.py` compares that file with the sources, on any machine.
 """
 
 import json
@@ -64,7 +64,7 @@ class Recorder:
 
 def pytest_configure(config: pytest.Config) -> None:
     path = os.environ.get("DEEPINFER_VERIFICATION")
-    if path:
+    if path and not hasattr(config, "workerinput"):  # under pytest-xdist the controller hears of all outcomes
         config.pluginmanager.register(Recorder(config.rootpath / path), "deepinfer-verification")
 
 

@@ -2,6 +2,7 @@
 
 import pytest
 
+from deepinfer_lab.engine.placement import PARTITION
 from deepinfer_lab.engine.policy import POLICIES
 from deepinfer_lab.lab import overlap_experiments as experiments
 from deepinfer_lab.lab.record import check_row
@@ -104,3 +105,12 @@ def test_cpu_gpu_gap():
         ("serial", True, 1), ("serial", True, 2), ("dual-stream", True, 1), ("dual-stream", True, 2),
         ("serial", False, 1), ("serial", False, 2),
     ]  # fmt: skip
+
+
+def test_long_insertion_by_share_of_the_multiprocessors():
+    case = {
+        "name": "shares", **TINY, "policies": ["partition"], "decode_shares": [None, 3 / 8], "chunks": [64], "readers": [1],
+        "document_tokens": 100, "reader_prompt_tokens": 8, "itl_target_ms": 10.0, "one_lane_target_ms": 10.0,
+    }  # fmt: skip
+    rows = checked(experiments.long_insertion_rows({"cases": [case], "reader_tokens": 300, "seed": 0}), "decode_share")
+    assert [row["decode_share"] for row in rows] == [PARTITION.decode_share, 3 / 8]

@@ -3,7 +3,7 @@
     python tests/gpu/sanitize.py data/<gpu-slug>/sanitizer.json
 
 memcheck looks for accesses out of bounds, racecheck for shared memory that two threads touch without a barrier between.
-Timings under either mean nothing. Exits with 1 unless both find nothing.
+Timings under either mean nothing, so all runs side by side. Exits with 1 unless both find nothing, and prints what they found.
 """
 
 import json
@@ -11,7 +11,11 @@ import os
 import re
 import subprocess
 import sys
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import reduce
+from operator import add
 from pathlib import Path
 
 from deepinfer_lab.lab import provenance
@@ -22,31 +26,55 @@ TESTS = (  # all kernels and their edges, in two minutes; larger shapes take far
     "or (rotating and 12-80) or (rope_write and 9-3-64) or (rms_norm and 576-7) or (silu_mul and 1536) "
     "or (merge_attention and 37-9) or spin_counts or (weights_in_tiles and 32)"
 )
+PARTS = ("wgmma or mma_block", "not (wgmma or mma_block)")  # of the tests, by name; each takes about half of the time
 SUMMARY = {
     "memcheck": re.compile(r"ERROR SUMMARY: (\d+) errors"),
     "racecheck": re.compile(r"RACECHECK SUMMARY: (\d+) hazards"),
 }
+HAZARD = re.compile(r"Race reported between \w+ access at (?:void )?([\w:]+)")
 
 
-def sanitise(tool: str) -> dict[str, object]:
-    """One tool over the chosen tests: what it found, and how many tests passed under it."""
-    command = ["compute-sanitizer", "--tool", tool, sys.executable, "-m", "pytest", "tests/gpu", "-v", "-k", TESTS]
+@dataclass(frozen=True)
+class Found:
+    """What a tool said. problems: None where it did not get so far. kernels: races reported in each."""
+
+    problems: int | None
+    kernels: Counter[str]
+    tests_passed: int
+    exit_code: int
+
+    def __add__(self, other: "Found") -> "Found":
+        known = self.problems is not None and other.problems is not None
+        return Found(
+            self.problems + other.problems if known else None, self.kernels + other.kernels,
+            self.tests_passed + other.tests_passed, max(self.exit_code, other.exit_code),
+        )  # fmt: skip
+
+
+def sanitise(tool: str, part: str) -> Found:
+    """One tool over a part of the chosen tests."""
+    tests = f"({TESTS}) and ({part})"
+    command = ["compute-sanitizer", "--tool", tool, sys.executable, "-m", "pytest", "tests/gpu", "-v", "-k", tests]
     # Torch's cache hands out parts of large blocks, beyond whose ends memcheck would see nothing wrong.
     environment = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     found = SUMMARY[tool].search(done.stdout)
     passed = re.search(r"(\d+) passed", done.stdout)
-    return {
-        "problems": int(found.group(1)) if found else None,
-        "tests_passed": int(passed.group(1)) if passed else 0,
-        "exit_code": done.returncode,
-    }
+    if not found or found.group(1) != "0":
+        print(*[line for line in done.stdout.splitlines() if line.startswith("=====")][:60], sep="\n")
+    return Found(
+        int(found.group(1)) if found else None,
+        Counter(HAZARD.findall(done.stdout)),
+        int(passed.group(1)) if passed else 0,
+        done.returncode,
+    )
 
 
 def main(path: Path) -> int:
     facts = provenance.collect()
-    with ThreadPoolExecutor() as pool:  # side by side: nothing is timed
-        tools = dict(zip(SUMMARY, pool.map(sanitise, SUMMARY), strict=True))
+    with ThreadPoolExecutor() as pool:
+        running = {tool: [pool.submit(sanitise, tool, part) for part in PARTS] for tool in SUMMARY}
+        tools = {tool: vars(reduce(add, [part.result() for part in parts])) for tool, parts in running.items()}
     document = {
         "schema_version": 1,
         "kernels": facts.pop("kernels"),

@@ -96,6 +96,12 @@ struct Block {
     __device__ __forceinline__ int first_tile(const Part& part) const { return part.tile / down * C::TILES; }
 };
 
+// One arrival for a warp all of whose lanes are done.
+__device__ __forceinline__ void leave(PhaseBarrier* barrier, int lane) {
+    __syncwarp();
+    if (lane == 0) arrive(barrier);
+}
+
 #include "wgmma_results.cuh"
 
 // The weight warp: a lane orders a bulk copy of a tile's weights, and copies pieces of scales. Where the output ends inside a
@@ -195,8 +201,7 @@ __device__ __forceinline__ void copy_rows(const Block<C>& block, const Operands&
             }
             if (at + ahead + C::AHEAD < halves) load(half, held[ahead]);
             if (half == 0) continue;
-            __syncwarp();
-            if (lane == 0) arrive(block.full(turn.slot));
+            leave(block.full(turn.slot), lane);
             turn.advance(1);
             left -= MMA_K;
             if (left <= 0) left = of.k;
@@ -259,7 +264,7 @@ __device__ __forceinline__ void multiply(const Block<C>& block, const Operands& 
                 for (int p = 0; p < 4; ++p) multiply_async<C::ROWS>(sum, a[half][p], rows + (half * C::HALF + p * 32) / 16);
                 end_products();
                 await_products<1>();
-                if (half == 0 && before >= 0 && lane == 0) arrive(block.empty(before));
+                if (half == 0 && before >= 0) leave(block.empty(before), lane);
             }
             before = turn.slot;
             turn.advance(C::TEAMS);
@@ -268,7 +273,7 @@ __device__ __forceinline__ void multiply(const Block<C>& block, const Operands& 
         await_products<0>();
 #pragma unroll
         for (int i = 0; i < C::ROWS / 2; ++i) pin(sum[i]);
-        if (before >= 0 && lane == 0) arrive(block.empty(before));
+        if (before >= 0) leave(block.empty(before), lane);
         if constexpr (C::TEAMS > 1) add_teams<C>(block.sums(), team, thread, sum);
         if (team == 0) finish_part<C>(block, of, part, at == block.end, thread, sum);
     }

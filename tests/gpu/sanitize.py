@@ -14,6 +14,8 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import torch
+
 from deepinfer_lab.lab import provenance
 
 TESTS = (  # all kernels and their edges, in two minutes; larger shapes take far longer
@@ -44,6 +46,8 @@ def sanitise(tool: str) -> dict[str, object]:
 
 
 def main(path: Path) -> int:
+    if not torch.cuda.is_available():
+        sys.exit(f"compute-sanitizer watches kernels on a CUDA GPU, and torch {torch.__version__} finds none here")
     facts = provenance.collect()
     with ThreadPoolExecutor() as pool:  # side by side: nothing is timed
         tools = dict(zip(SUMMARY, pool.map(sanitise, SUMMARY), strict=True))

@@ -60,9 +60,10 @@ def kernels(
     from deepinfer_lab.lab.kernel_timing import CudaGpu
 
     chosen = None if against is None else [name.strip() for name in against.split(",")]
-    peers.find(chosen)  # before anything that takes time
+    peers.check_names(chosen)
     if not torch.cuda.is_available():
         raise SettingError(f"bench kernels measures on a CUDA GPU, and torch {torch.__version__} finds none here")
+    peers.find(chosen)  # before anything that takes time
     asked = {"against": chosen, "bits": bits, "shapes": shapes, "m": sorted(set(every_m)), "group": group}
     file = dispatch or card_table()
     table = tables.table_named(file, torch.device("cuda"))

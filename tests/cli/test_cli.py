@@ -1,9 +1,6 @@
 """The command line, from the outside."""
 
 import json
-import re
-import shlex
-from pathlib import Path
 
 import click
 import pytest
@@ -11,11 +8,6 @@ import torch
 from click.testing import CliRunner, Result
 
 from deepinfer_lab.cli import main
-from deepinfer_lab.cli.load_options import LOADS
-from deepinfer_lab.engine.policy import POLICIES
-
-ROOT = Path(__file__).parents[2]
-README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 def run(*arguments: str) -> Result:
@@ -40,40 +32,6 @@ def test_help_explains_every_command_and_every_option(command):
         found = found.commands[name]
     assert found.help
     assert all(option.help for option in found.params if isinstance(option, click.Option))
-
-
-def test_readme_uses_only_commands_that_exist():
-    asked = set(re.findall(r"deepinfer-lab ([a-z]+)", README))
-    assert asked <= set(main.commands)
-    assert {"generate", "bench", "run", "publish", "list", "info"} <= asked
-
-
-def found_by(words: list[str]) -> tuple[click.Command, list[str]]:
-    """The command that `words` begin with, and the rest of them."""
-    command: click.Command = main
-    while isinstance(command, click.Group):
-        command, words = command.commands[words[0]], words[1:]
-    return command, words
-
-
-@pytest.mark.parametrize("line", re.findall(r"^    (deepinfer-lab .*)$", README, re.MULTILINE))
-def test_every_command_line_of_the_readme_parses(line: str, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.chdir(ROOT)  # files that an option names are there
-    command, words = found_by(shlex.split(line, comments=True)[1:])
-    command.make_context(line, words)
-
-
-@pytest.mark.parametrize("mention", sorted(set(re.findall(r"`(?:deepinfer-lab|bench) ([^`]* --[^`]*)`", README))))
-def test_options_that_the_readme_gives_to_a_command_in_passing_exist(mention: str):
-    words = shlex.split(mention)
-    command, words = found_by(words if words[0] in main.commands else ["bench", *words])
-    options = {name for option in command.params for name in (*option.opts, *option.secondary_opts)}
-    assert {word for word in words if word.startswith("--")} <= options
-
-
-@pytest.mark.parametrize("name", [*POLICIES, *LOADS])
-def test_readme_has_a_line_for_every_policy_and_load(name):
-    assert f"| `{name}` | " in README
 
 
 @pytest.mark.parametrize(
@@ -131,12 +89,6 @@ def test_an_empty_prompt_is_refused(smollm2_path):
     result = run("generate", "", "--raw")
     assert result.exit_code == 1
     assert "holds no tokens" in result.output
-
-
-def test_generate_answers(smollm2_path):
-    result = run("generate", "What is the capital of France?", "--max-tokens", "12")
-    assert result.exit_code == 0
-    assert "Paris" in result.output
 
 
 def test_quantise_writes_a_folder_that_loads_and_refuses_other_bits(tmp_path):

@@ -18,6 +18,8 @@ from functools import reduce
 from operator import add
 from pathlib import Path
 
+import torch
+
 from deepinfer_lab.lab import provenance
 
 TESTS = (  # all kernels and their edges, in two minutes; larger shapes take far longer
@@ -71,6 +73,8 @@ def sanitise(tool: str, part: str) -> Found:
 
 
 def main(path: Path) -> int:
+    if not torch.cuda.is_available():
+        sys.exit(f"compute-sanitizer watches kernels on a CUDA GPU, and torch {torch.__version__} finds none here")
     facts = provenance.collect()
     with ThreadPoolExecutor() as pool:
         running = {tool: [pool.submit(sanitise, tool, part) for part in PARTS] for tool in SUMMARY}

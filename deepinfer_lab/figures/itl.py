@@ -25,6 +25,11 @@ LOOKS: Mapping[str, tuple[str, str]] = MappingProxyType(
 )
 
 
+def look_of(source: str) -> tuple[str, str] | None:
+    """Colour and marker of a policy, also with a share behind it ("partition 1/8"); None for what is no policy."""
+    return LOOKS.get(source.split()[0])
+
+
 def front(table: pd.DataFrame, x: str, y: str) -> pd.Series:
     """Which rows no other row beats: none is at least as low in both columns, and lower in one."""
     points = table[[x, y]].to_numpy(float)
@@ -135,9 +140,9 @@ def draw_pareto(axes: Axes, table: pd.DataFrame, x: str, y: str, title: str, x_l
     policies, two at most, are grey, with their chunks written beside them. The dotted stairs are the front of the policies.
 
     Args:
-        table: columns source, chunk, `x`, `y`; a source is a policy or somebody else's engine.
+        table: columns source, chunk, `x`, `y`; a source is a policy, as `look_of` takes it, or somebody else's engine.
     """
-    ours = table["source"].isin(LOOKS)
+    ours = table["source"].map(look_of).notna()
     places = (
         ("d", (-6, -13), "right"),
         ("h", (6, 6), "left"),
@@ -146,13 +151,14 @@ def draw_pareto(axes: Axes, table: pd.DataFrame, x: str, y: str, title: str, x_l
     ends = []  # of lines: colour, name, x, y
     for source, line in table.groupby("source", sort=False):
         line = line.sort_values("chunk")
-        colour, marker = LOOKS[source] if source in LOOKS else (PUBLISHED, others[source][0])
-        axes.plot(line[x], line[y], color=colour, linewidth=1.2, alpha=0.8, linestyle="-" if source in LOOKS else "--")
-        sizes = 30 * (line["chunk"] / line["chunk"].min()) ** 0.35
+        look = look_of(source)
+        colour, marker = look or (PUBLISHED, others[source][0])
+        axes.plot(line[x], line[y], color=colour, linewidth=1.2, alpha=0.8, linestyle="-" if look else "--")
+        sizes = 30 * (line["chunk"] / table["chunk"].min()) ** 0.35
         axes.scatter(
             line[x], line[y], s=sizes, zorder=3, edgecolors="white", linewidths=0.6, color=colour, marker=marker
         )
-        if source not in LOOKS:
+        if look is None:
             _, offset, side = others[source]
             for at in line.itertuples():
                 axes.annotate(

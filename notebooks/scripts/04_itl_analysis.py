@@ -21,6 +21,7 @@ device: str = "nvidia-h200"  # whose records replay reads, a folder of data/
 
 # %%
 import json
+from fractions import Fraction
 
 import numpy as np
 import pandas as pd
@@ -114,8 +115,8 @@ assert single.tpot is None
 assert of_gaps > 20 * of_means
 
 # %% [markdown]
-# So below: gaps are pooled over all readers and told as p50, p99 and max, and a gap counts as *disturbed* where any part of it
-# lies between the document's send and its first token. *Steady* gaps are the others.
+# So below: gaps are pooled over all readers and told as p50, p99 and max, and a gap counts as *disturbed* where any part of
+# it lies between the document's send and its first token. *Steady* gaps are the others.
 #
 # ## Prediction
 #
@@ -136,8 +137,12 @@ long = records["long_insertion"].frame()
 for policy, placement in set(zip(long["policy"], long["placement"], strict=True)):
     if placement != PRESETS[policy].placement.name:
         print(f"{policy}: an earlier preset, with placement {placement}; it has changed since this record was made")
+shares = long["case"] == "shares"  # presets with another share of the card for decode: named after it
+long.loc[shares, "policy"] += " " + long.loc[shares, "decode_share"].map(lambda share: str(Fraction(share)))
+long.loc[shares, "case"] = "3b"
 long["steady_ms"] = long["steady_itl_ms"].map(np.median)
 long["max_itl_ms"] = long["disturbed_itl_ms"].map(max)
+long["p99_itl_ms"] = long["disturbed_itl_ms"].map(lambda gaps: np.percentile(gaps, 99))
 main = long[(long["case"] == "3b") & (long["readers"] == 8)]
 serial = main[main["policy"] == "serial"].set_index("chunk").sort_index()
 rounds = np.ceil(serial["document_tokens"] / serial.index)
@@ -150,9 +155,14 @@ per_token, fixed = np.polyfit(cost.index, cost["chunk ms"], 1)
 print(
     f"a chunk costs {fixed:.1f} ms, which is {fixed / per_token:.0f} tokens' worth, and {per_token * 1e3:.1f} us a token"
 )
-error = (cost["longest gap ms"] / cost["step + chunk ms"] - 1).abs().max()
-claim("prediction 1: a longest gap is a step and a chunk, within a quarter", error < 0.25)
+over = cost["longest gap ms"] / cost["step + chunk ms"]
+off = (over.loc[512:] - 1).abs().max()
+print("longest gap over step and mean chunk: " + ", ".join(f"chunk {chunk}: {x:.2f}" for chunk, x in over.items()))
+claim("prediction 1: from 512 on, a longest gap is a step and a chunk, within a quarter", off < 0.25)
 claim("what every chunk costs is as much as 200 tokens or more", fixed > 200 * per_token)
+
+# %% [markdown]
+# The smallest chunk is an average of 64, of which each attends to more keys than the one before: the last are the longest.
 
 # %% [markdown]
 # ### One reader, around the insertion
@@ -163,7 +173,7 @@ claim("what every chunk costs is as much as 200 tokens or more", fixed > 200 * p
 # %%
 SHOWN = ["serial", "dual-stream-async", "priority", "mixed", "partition"]
 CHUNK = serial["document_ttft_ms"].loc[:2048].idxmin()
-same = main[main["chunk"] == CHUNK]
+same = main[(main["chunk"] == CHUNK) & main["policy"].isin(list(PRESETS))]
 drawn = same[same["policy"].isin(SHOWN)].set_index("policy")
 fig, axes = style.figure(len(drawn), 1, height_in=1.25 * len(drawn) + 0.4, sharex=True, sharey=True)
 for panel, (policy, row) in zip(axes[:, 0], drawn.iterrows(), strict=True):
@@ -185,6 +195,7 @@ ecdf = itl_figures.ecdf_table(same, "policy", "disturbed_itl_ms")
 fig, axes = style.figure(3, 3, height_in=6.4, sharex=True, sharey=True)
 for panel, policy in zip(axes.flat, same["policy"], strict=True):
     itl_figures.draw_ecdf(panel, ecdf, policy)
+axes[0, 0].set_xlim(left=0.5)  # shorter ones are tokens that were seen together
 fig.supxlabel(f"gap of a reader during the insertion, chunk {CHUNK:,} (ms, log scale)", fontsize=12)
 fig.supylabel("share of gaps no longer", fontsize=12)
 print(style.save(fig, project.figures(), "04_ecdf", ecdf))
@@ -193,14 +204,15 @@ print(style.save(fig, project.figures(), "04_ecdf", ecdf))
 # In JupyterLab, the same for every chunk size that was recorded.
 
 # %% tags=["nbval-skip"]
-explore.explore_chunks(main)
+explore.explore_chunks(main[main["policy"].isin(list(PRESETS))])
 
 # %% [markdown]
 # ### What gaps are paid with
 #
-# Each policy is a line through its chunk sizes; the larger the marker, the larger the chunk. Lower left is better: readers wait
-# less, the document waits less. Grey: vLLM on an H200, with the same model's shape, 4-bit weights in two kernels and the same
-# load, by its budget of tokens a step.
+# Each policy is a line through its chunk sizes; the larger the marker, the larger the chunk. Lower left is better: readers
+# wait less, the document waits less. A fraction behind a name: decode's share of the multiprocessors, elsewhere a quarter.
+# Grey: vLLM on an H200, with the same model's shape, 4-bit weights in two kernels and the same load, by its budget of tokens
+# a step.
 
 # %%
 peers = json.loads((project.data() / "published" / "vllm_0_26_h200.json").read_text(encoding="utf-8"))
@@ -212,7 +224,8 @@ vllm = vllm[vllm["variant"].isin(kernels)].assign(source=vllm["variant"].map(ker
 theirs = {"budget_tokens": "chunk", "itl_max_during_ms": "max_itl_ms", "ttft_document_ms": "document_ttft_ms"}
 theirs = vllm.rename(columns=theirs)
 columns = ["source", "chunk", "document_ttft_ms", "max_itl_ms"]
-both = pd.concat([main.rename(columns={"policy": "source"})[columns], theirs[columns]], ignore_index=True)
+drawn = main[main["policy"].isin([*PRESETS, "partition 1/8", "partition 3/8"])]
+both = pd.concat([drawn.rename(columns={"policy": "source"})[columns], theirs[columns]], ignore_index=True)
 fig, axes = style.figure(height_in=5.6)
 itl_figures.draw_pareto(
     axes[0, 0], both, "document_ttft_ms", "max_itl_ms", "8 readers, a document of 8,192 tokens, 3B W4",
@@ -244,30 +257,37 @@ claim("between, ours are shorter at a TTFT at most 5% longer", rival["max_itl_ms
 fused = main[(main["policy"] == "mixed") & (main["chunk"] == near["chunk"])].iloc[0]
 step, longest = near["itl_p50_before_ms"] / fused["steady_ms"], near["max_itl_ms"] / fused["max_itl_ms"]
 print(f"vLLM to our mixed, both with {near['chunk']:,}: steady gap {step:.2f}, longest gap {longest:.2f}")
-claim("its steady step takes two thirds of ours, its longest gap over three quarters", 0.6 < step < 0.75 < longest)
+claim(
+    "its steady step takes over half as long again as ours, its longest gap is much the same",
+    step > 1.5 and 0.75 < longest < 1.3,
+)
 
 # %% [markdown]
-# vLLM is quicker where nothing is shared: in a steady step, and with the whole document in one budget. Its gaps are no shorter
-# for it, because it does what `mixed` does: everybody's next token waits for the end of the pass that carries the chunk. How
-# soon a document is answered is a matter of kernels, how long readers wait beside it one of policy.
+# vLLM reads a document sooner, and takes longer for a steady step. Its gaps are as long as those of `mixed`, because it does
+# what `mixed` does: everybody's next token waits for the end of the pass that carries the chunk. How soon a document is
+# answered is a matter of kernels, how long readers wait beside it one of policy.
 #
 # ## Cause
 #
 # ### Two streams are not flat
 #
-# Prediction 2 is wrong where lanes share multiprocessors. Longest gap by chunk, and how often it grows from the smallest to the
-# largest:
+# Prediction 2 is wrong where lanes share multiprocessors. The gap that one in a hundred exceeds, by chunk, and what the
+# largest chunk makes of it. (The longest of some hundred gaps is one accident; these repeat.)
 
 # %%
 LANES = ["dual-stream-async", "priority", "partition"]
-by_chunk = main.pivot(index="policy", columns="chunk", values="max_itl_ms").loc[["serial", "mixed", *LANES]]
+by_chunk = main.pivot(index="policy", columns="chunk", values="p99_itl_ms").loc[["serial", "mixed", *LANES]]
 growth = by_chunk[8192] / by_chunk[128]
 show(by_chunk.assign(growth=growth).reset_index(), 1)
 worth = by_chunk.loc["priority"] / by_chunk.loc["dual-stream-async"]
-print("priority's longest gap over that without: " + ", ".join(f"chunk {chunk}: {x:.2f}" for chunk, x in worth.items()))
-claim("on shared multiprocessors, gaps at least double from chunk 128 to 8,192", (growth[LANES[:2]] > 2).all())
-claim("with multiprocessors of its own, decode does not see the chunk", growth["partition"] < 1.15)
-claim("priority is worth the more, the larger the chunk", worth[8192] < 0.75 < worth[512])
+late = main.pivot(index="policy", columns="chunk", values="document_ttft_ms")
+price = late.loc["priority"] / late.loc["dual-stream-async"]
+for what, ratio in (("gap", worth), ("TTFT", price)):
+    print(f"priority's {what} over that without: " + ", ".join(f"chunk {chunk}: {x:.2f}" for chunk, x in ratio.items()))
+claim("without priority, gaps at least double from chunk 128 to 8,192", growth["dual-stream-async"] > 2)
+claim("with multiprocessors of its own, decode does not see the chunk", growth["partition"] < 1.25)
+claim("priority shortens the gaps beside the largest chunk", worth[8192] < 0.75)
+claim("and makes the document wait a third longer, or more, with any chunk", price.min() > 1.33)
 whole = serial.at[8192, "document_ttft_ms"]
 split = main[(main["policy"] == "partition") & (main["chunk"] == 8192)].iloc[0]
 predicted = whole / (1 - PARTITION.decode_share)
@@ -276,20 +296,26 @@ print(f"prediction 3: TTFT {predicted:.0f} ms, measured {split['document_ttft_ms
       f"steady gap {steady['partition']:.2f} ms, priority's {steady['priority']:.2f} ms")  # fmt: skip
 ratio = split["document_ttft_ms"] / predicted
 claim("partition's TTFT is what its multiprocessors say, within 10%", abs(ratio - 1) < 0.1)
-claim("partition costs decode 30% to 70% more, always", 1.3 < steady["partition"] / steady["priority"] < 1.7)
+claim(
+    "partition costs decode half as much again, or up to twice, always",
+    1.5 < steady["partition"] / steady["priority"] < 2,
+)
 
 # %% [markdown]
 # A larger chunk has larger GEMMs, whose blocks fill the card for longer, and each small kernel of a decode step waits for a
-# place among them (notebook 03 shows the waiting). Priority lets decode's blocks go first when a place is free, but no running
-# block makes way. Only a partition keeps places free, and it keeps them free when no document comes, too.
+# place among them (notebook 03 shows the waiting). Priority lets decode's blocks go first when a place is free, but no
+# running block makes way. And decode never pauses: as soon as one step is done the next is there, and goes first again, so
+# that the document gets what is left over. Only a partition keeps places free for both, and it keeps them free when no
+# document comes, too.
 #
 # ## The goal
 #
-# Asked of the best preset: (1) the longest gap is at most twice the steady median; (2) the document's TTFT is at most 1.3 times
-# that of serial with its best chunk of 128 to 2,048; (3) tokens/s are at least 0.95 of serial's there. Tokens a second can be
-# counted in two ways. *window*: as recorded, in each policy's own window, from the document's send to its first token.
+# Asked of the best preset: (1) the longest gap is at most twice the steady median; (2) the document's TTFT is at most 1.3
+# times that of serial with its best chunk of 128 to 2,048; (3) tokens/s are at least 0.95 of serial's there. Tokens a second
+# can be counted in two ways. *window*: as recorded, in each policy's own window, from the document's send to its first token.
 # *horizon*: both over the longer of the two windows; after its window a policy goes on at its steady pace. A policy's row is
-# the chunk that meets the most, by window; of those, the one with the shortest longest gap.
+# the chunk that meets the most, by window; of those, the one with the shortest longest gap. With 8 readers, `partition` and
+# `adaptive` were measured with an eighth and three eighths of the multiprocessors for decode, too.
 
 
 # %%
@@ -327,24 +353,32 @@ for (case, readers), found in long[long["case"] != "article"].groupby(["case", "
 table = judged["3b", 8]
 calm_and_soon = table[table["1"] & table["2"]]
 print("gap and TTFT: " + ", ".join(f"{row.policy} with chunk {row.chunk:,}" for row in calm_and_soon.itertuples()))
-untold = calm_and_soon[calm_and_soon["policy"] != "adaptive"]  # which has a target of its own, below
-claim("of all but adaptive, partition alone meets both", set(untold["policy"]) == {"partition"})
-r = untold.loc[untold["chunk"].idxmax()]
-claim("it does so with one pass for the whole document", r["chunk"] >= r["document_tokens"])
-print(f"it: gap {r['gap']:.2f}, TTFT {r['ttft']:.2f}, tokens/s by window {r['window']:.2f}, by horizon {r['horizon']:.2f}; "
-      f"its longest gap is {r['max_itl_ms'] / steady['priority']:.2f} of a steady gap on the whole card")  # fmt: skip
-claim("it misses the third goal by window, and meets it by horizon", not r["3 window"] and r["3 horizon"])
-product, horizon = table["window"] * table["ttft"], table["horizon"]
-for name, shares in (("window x TTFT ratio", product), ("horizon", horizon)):
-    print(f"{name}: {shares.min():.2f} to {shares.max():.2f}, all policies and chunks")
-claim("the window's tokens/s are little but 1 / TTFT, within 20%", (product - 1).abs().max() < 0.2)
+divided = calm_and_soon["policy"].str.startswith("partition")
+claim("all that meet both divide the multiprocessors for good", divided.all())
+met = calm_and_soon[calm_and_soon["3 window"]]
+print("all three: " + ", ".join(f"{row.policy} with chunk {row.chunk:,}" for row in met.itertuples()))
+for row in main[(main["chunk"] == 8192) & main["policy"].str.match("partition|adaptive")].itertuples():
+    r = table.loc[row.Index]
+    print(f"{row.policy:>13}, chunk 8,192: gap {r['gap']:.2f}, TTFT {r['ttft']:.2f}, by window {r['window']:.2f}, by horizon "
+          f"{r['horizon']:.2f}; longest {row.max_itl_ms / steady['priority']:.1f} steady ones of the whole card")  # fmt: skip
+claim("a quarter for decode, in one pass, misses the third by window alone", not table.loc[split.name, "3 window"])
+claim("an eighth meets all three", set(met["policy"]) == {"partition 1/8"})
+claim(
+    "no longest gap is within two of the whole card's steady ones", table["max_itl_ms"].min() > 2 * steady["priority"]
+)
+product, horizon = (table["window"] * table["ttft"])[table["2"]], table["horizon"]
+print(f"window x TTFT ratio, where goal 2 is met: {product.min():.2f} to {product.max():.2f}; "
+      f"horizon, all policies and chunks: {horizon.min():.2f} to {horizon.max():.2f}")  # fmt: skip
+claim("where goal 2 is met, the window's tokens/s are little but 1 / TTFT, within 20%", (product - 1).abs().max() < 0.2)
 claim("over one horizon nobody is 10% behind", horizon.min() > 0.9)
 
 # %% [markdown]
-# `partition` keeps readers calm and the document soon. By window it delivers too few tokens a second, and so must everybody
-# who lets the document wait: nearly all tokens of a window are the document's own, and so its rate is 1 / TTFT once more. By
-# that count the third goal allows 1.05 times serial's TTFT where the second allows 1.3. Over one horizon the document counts
-# once for everybody, and the third goal is met by nearly all, too easily to tell policies apart.
+# `partition` keeps readers calm and the document soon. By window, whoever lets the document wait delivers few tokens a
+# second: nearly all tokens of a window are the document's own, and so its rate is 1 / TTFT once more. By that count the third
+# goal allows 1.05 times serial's TTFT where the second allows 1.3. An eighth of the card for decode is little enough. But the
+# first goal measures a gap by the policy's own steady one, which a small share makes long: held to the whole card's, nobody
+# meets it. `adaptive` with the same share has the whole card's steady gaps, and the same longest one while the document is
+# read.
 #
 # ### The article's own case
 #
@@ -365,14 +399,15 @@ to_serial = case["max_itl_ms"] / case.at["serial", "max_itl_ms"]
 print(f"longest gap over serial's: article {article['itl_max'].iloc[1] / article['itl_max'].iloc[0]:.2f}, "
       f"dual-stream {to_serial['dual-stream']:.2f}, priority {to_serial['priority']:.2f}")  # fmt: skip
 unjoined = to_serial[["dual-stream-async", "priority"]].max()
-claim("without the barrier, the longest gap is under 60% of serial's", unjoined < 0.6)
+claim("without the barrier, the longest gap is under half of serial's", unjoined < 0.5)
 
 # %% [markdown]
 # ### Chunk size by work in flight
 #
 # An article on Mini-SGLang measured a 7B model on an A10 with 16 clients: chunks of 512 to 1,024 were best, and going from 4
-# pieces of work in flight to 1, by waiting after every step, cost a quarter of the throughput. Two clocks decide that: how long
-# the GPU works on a piece, and how long the CPU needs to launch the next. The second hides behind the first if there are two.
+# pieces of work in flight to 1, by waiting after every step, cost a quarter of the throughput. Two clocks decide that: how
+# long the GPU works on a piece, and how long the CPU needs to launch the next. The second hides behind the first if there are
+# two.
 
 # %%
 flight = records["chunk_inflight"].frame()
@@ -381,16 +416,22 @@ fig, axes = style.figure(height_in=3.2)
 title = "Output tokens/s: priority, 16 clients, prompts of 2,048 tokens"
 itl_figures.draw_grid(axes[0, 0], flight, "tokens_per_s", title)
 print(style.save(fig, project.figures(), "04_chunk_inflight", flight[["chunk", "max_in_flight", "tokens_per_s"]]))
-lost, two, eight = (1 - grid[few] / grid[4] for few in (1, 2, 8))
-print("from 4 in flight to 1, lost: " + ", ".join(f"chunk {chunk}: {x:.0%}" for chunk, x in lost.items()))
-print(f"with 2, at most {two.max():.0%} less than with 4; with 8, at most {-eight.min():.0%} more")
-claim("the largest chunk is the best; the article says 512 to 1,024", (grid.idxmax() == grid.index.max()).all())
-claim("one in flight costs 5% to 20%, not a quarter", lost.between(0.05, 0.2).all())
+gained = grid[1] / grid[4] - 1
+print("from 4 in flight to 1: " + ", ".join(f"chunk {chunk}: {x:+.0%}" for chunk, x in gained.items()))
+best = grid[[1, 2]].idxmax()
+claim(
+    "with one or two in flight, the largest chunk is best; the article says 512 to 1,024",
+    (best == grid.index.max()).all(),
+)
+claim("with chunks of 1,024 and more, one in flight serves a fifth more than four", (gained.loc[1024:] > 0.2).all())
+claim("with chunks of 128, one loses some", gained[128] < 0)
 
 # %% [markdown]
-# A chunk's fixed cost decides the first: these prompts pay it once or sixteen times, and here it is as much as hundreds of
-# tokens cost. A card with an eighth of the arithmetic takes longer for each token, so that the fixed cost is a smaller part.
-# The second is small because a replayed graph leaves the CPU little to do between two pieces.
+# The opposite of the article, and `priority` is why. While a result is awaited nothing else is launched, and in that pause of
+# the decode lane prefill has the card to itself: these clients spend most of their time on prompts, so that prefill's turns
+# are what throughput is made of. With more in flight, decode never pauses. Small chunks are awaited more often, and lose as
+# much by that. A chunk's fixed cost decides the other axis: a prompt pays it once or sixteen times, and it is as much as
+# hundreds of tokens cost.
 #
 # ### Held to a target
 #
@@ -432,24 +473,30 @@ show(pd.concat(answers)[["readers", "asked", *RESULT[:5]]], 1)
 # ## Conclusion
 #
 # What a reader feels is what decode has to wait for. On one lane that is a chunk: small chunks keep readers calm and make the
-# document wait. Streams without a barrier replace the chunk by blocks, which is better and not yet flat. Multiprocessors of its
-# own make decode independent of the document: the longest gap is next to the steady one, and the document pays with the share
-# of the card that it does not get. Where documents are rare, readers pay for that share all the time.
+# document wait. Streams without a barrier replace the chunk by blocks, which is better and not yet flat. Multiprocessors of
+# its own make decode independent of the document: the longest gap is next to the steady one, and the document pays with the
+# share of the card that it does not get. Where documents are rare, readers pay for that share all the time.
 #
-# * Documents come often, and readers must not notice: `partition`, with the largest chunk.
-# * Documents come seldom, and gaps may be a few times the steady one: `priority`, which costs nothing while none comes.
+# * Readers must not notice a document, and documents come often: `partition`, with the largest chunk.
+# * Documents come seldom: `adaptive`, which has the same gaps beside one, and the whole card's while none comes.
+# * How much of the card decode gets says who waits: an eighth for the document's sake, a quarter or more for the readers'.
 # * Throughput is what counts: `mixed`, whose one pass reads the weights for both (notebook 03).
-# * A gap may be so many milliseconds and no more: see above how far `adaptive` holds it on this card.
+# * `priority` shortens gaps, too, and the document pays for it with the most time of all.
 #
-# Of the goal, `partition` meets readers' gaps and the document's TTFT. It meets tokens/s over one horizon and misses them in
-# the window, where they are the TTFT in other words. Beside vLLM: its soonest TTFT is out of reach of our kernels. At its next
-# point our gaps are shorter for a TTFT that is a little longer; from a tenth above our soonest they are shorter everywhere.
+# Of the goal, `partition` with an eighth of the card meets all three, with a quarter all but tokens/s in the window, which
+# are the TTFT in other words. Beside vLLM: its soonest TTFT is out of reach of our prefill. At its next point our gaps are
+# shorter for a TTFT that is a little longer; from a tenth above our soonest they are shorter everywhere, by ten times and
+# more.
 
 # %%
 for policy in ("serial", *LANES):
     row = main[(main["policy"] == policy) & (main["chunk"] == 8192)].iloc[0]
     print(f"{policy:>17}, chunk 8,192: longest gap {row['max_itl_ms']:5.1f} ms, TTFT {row['document_ttft_ms']:.0f} ms, "
           f"steady gap {row['steady_ms']:.2f} ms")  # fmt: skip
+ten = theirs[theirs["document_ttft_ms"] > 1.1 * soonest]
+margin = min(point.max_itl_ms / calmest(point.document_ttft_ms)["max_itl_ms"].iloc[0] for point in ten.itertuples())
+print(f"vLLM's longest gap over ours, from a tenth above our soonest TTFT: {margin:.1f} or more")
+claim("ten times and more", margin > 10)
 falling = by_chunk.loc[["serial", *LANES], 8192]
 claim("a second lane, priority and a partition each shorten the longest gap", falling.is_monotonic_decreasing)
 claim("priority's steady gap is within 10% of the least", steady["priority"] < 1.1 * steady.min())

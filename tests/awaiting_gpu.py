@@ -1,22 +1,20 @@
-"""What has changed since an H200 last ran the GPU tests to their end and filed the records. The lists are true or tests fail:
-what has been measured again must go from here.
+"""What has changed since an H200's records were filed. The lists are true or tests fail: what has been measured again must go.
 
-The kernels on tensor cores have run there: of 1,319 tests 1,230 passed and one asked for what is no longer so, before the time
-was up; `kernel_ladder` holds each of their results' errors. No verification.json came of it, since the run did not end.
+All GPU tests pass there on these sources (verification.json). Under compute-sanitizer, 110 of them: memcheck finds nothing,
+racecheck reports races in w4_mma_block_192_16 and w4_mma_block_192_32 (its list ends at a hundred lines), between accesses with
+a barrier of the whole block between them. Whether the tool misreads barriers of a part of the block, whose numbers are in a
+register there, or the kernel is at fault, is not settled, and so there is no new sanitizer.json.
 """
 
 import fnmatch
 
 SOURCES = (
     "async_ptx.cuh", "dependent.cuh", "dequantise_tiles.cuh", "mma_block.cuh", "mma_ptx.cuh", "mma_small.cuh", "mma_unit.cuh",
-    "norm.cuh", "paged_attention.cuh", "paged_combine.cu", "paged_tile.cuh", "prefetch.cuh", "rms_norm.cu", "rope.cuh",
+    "norm.cuh", "paged_attention.cuh", "paged_tile.cuh", "prefetch.cuh", "rms_norm.cu", "rope.cuh",
     "rope_write.cuh", "silu.cuh", "silu_mul.cu", "small_rows.cuh", "tile_units.cuh", "unpack_field.cuh", "unpack_w?_mma.cuh",
     "w?_dequantise_tiles.cu", "w?_mma_*.cu", "w?_wgmma_*.cu", "wgmma*.cuh",
 )  # fmt: skip
-RECORDS = (
-    "batch_invariance", "chunk_inflight", "cpu_gpu_gap", "few_bits", "long_insertion", "overlap_ablation", "overlap_proof",
-    "overlap_sweep", "sanitizer", "serve_real_model", "verification",
-)  # fmt: skip
+RECORDS = ("batch_invariance", "few_bits", "sanitizer", "serve_real_model")
 
 
 def awaits(source: str) -> bool:
@@ -24,5 +22,5 @@ def awaits(source: str) -> bool:
 
 
 def listed_in_vain(sources: set[str]) -> list[str]:
-    """Patterns that none of these sources, which have not been verified as they are, bears out."""
+    """Patterns that none of these sources, which compute-sanitizer has not seen as they are, bears out."""
     return [pattern for pattern in SOURCES if not fnmatch.filter(sources, pattern)]

@@ -15,6 +15,7 @@ REQUIRED = (
     "test_w4a16_tiled_prefill_matches_dequantized_reference",
     "test_w3a16_tiled_prefill_matches_dequantized_reference",
 )
+ELSEWHERE = ("test_devices_without_them_are_refused",)  # on cards that lack what this one has
 
 
 def complaints(document: dict, sources: Path) -> list[str]:
@@ -30,7 +31,7 @@ def complaints(document: dict, sources: Path) -> list[str]:
         elif now[name] != verified[name]:
             found.append(f"{name} has changed since it was verified")
     for test, outcome in sorted(document["tests"].items()):
-        if outcome != "passed":
+        if outcome != "passed" and test.split("::")[-1] not in ELSEWHERE:
             found.append(f"{test}: {outcome}")
     names = {test.split("::")[-1].split("[")[0] for test in document["tests"]}
     found += [f"{test} did not run" for test in REQUIRED if test not in names]
@@ -40,10 +41,7 @@ def complaints(document: dict, sources: Path) -> list[str]:
 @pytest.mark.parametrize("path", sorted(DATA.glob("*/verification.json")), ids=lambda path: path.parent.name)
 def test_cuda_sources_are_those_that_passed_on_the_gpu(path):
     found = complaints(json.loads(path.read_text(encoding="utf-8")), SOURCES)
-    assert [each for each in found if not awaits(each.split()[0])] == [], (
-        "re-run on the GPU: DEEPINFER_VERIFICATION=<this file> pytest tests/gpu"
-    )
-    assert listed_in_vain({each.split()[0] for each in found}) == []
+    assert found == [], "re-run on the GPU: DEEPINFER_VERIFICATION=<this file> pytest tests/gpu"
 
 
 @pytest.mark.parametrize("path", sorted(DATA.glob("*/sanitizer.json")), ids=lambda path: path.parent.name)
@@ -54,6 +52,7 @@ def test_sanitizers_found_nothing_in_these_sources(path):
     assert not {name for name in other if not awaits(name)}, (
         "re-run on the GPU: python tests/gpu/sanitize.py <this file>"
     )
+    assert listed_in_vain(other) == []
     assert document["tools"].keys() == {"memcheck", "racecheck"}
     for tool, found in document["tools"].items():
         assert (found["problems"], found["exit_code"]) == (0, 0), tool

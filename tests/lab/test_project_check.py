@@ -215,7 +215,7 @@ def test_the_command_s_status_and_table(copy: Copy):
     assert (good.exit_code, good.output.splitlines()[-1].split(": ")[-1]) == (0, "hangs together")
     assert good.output.startswith(f"{NAME}\n  record   w3_batch_tile ")
     assert " <- w3_batch_tile\n" in good.output
-    assert "warning: nvidia-h200: records of 2 commits" in good.output
+    assert re.search(r"warning: nvidia-h200: records of \d commits", good.output)
     assert CliRunner().invoke(main, ["check", "--strict"]).exit_code == 1
     edit_script(copy)
     bad = CliRunner().invoke(main, ["check"])

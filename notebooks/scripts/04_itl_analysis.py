@@ -144,6 +144,7 @@ long["steady_ms"] = long["steady_itl_ms"].map(np.median)
 long["max_itl_ms"] = long["disturbed_itl_ms"].map(max)
 long["p99_itl_ms"] = long["disturbed_itl_ms"].map(lambda gaps: np.percentile(gaps, 99))
 main = long[(long["case"] == "3b") & (long["readers"] == 8)]
+presets = main[main["policy"].isin(list(PRESETS))]
 serial = main[main["policy"] == "serial"].set_index("chunk").sort_index()
 rounds = np.ceil(serial["document_tokens"] / serial.index)
 cost = pd.DataFrame({"chunk ms": serial["document_ttft_ms"] / rounds - serial["steady_ms"]})
@@ -173,7 +174,7 @@ claim("what every chunk costs is as much as 200 tokens or more", fixed > 200 * p
 # %%
 SHOWN = ["serial", "dual-stream-async", "priority", "mixed", "partition"]
 CHUNK = serial["document_ttft_ms"].loc[:2048].idxmin()
-same = main[(main["chunk"] == CHUNK) & main["policy"].isin(list(PRESETS))]
+same = presets[presets["chunk"] == CHUNK]
 drawn = same[same["policy"].isin(SHOWN)].set_index("policy")
 fig, axes = style.figure(len(drawn), 1, height_in=1.25 * len(drawn) + 0.4, sharex=True, sharey=True)
 for panel, (policy, row) in zip(axes[:, 0], drawn.iterrows(), strict=True):
@@ -204,7 +205,7 @@ print(style.save(fig, project.figures(), "04_ecdf", ecdf))
 # In JupyterLab, the same for every chunk size that was recorded.
 
 # %% tags=["nbval-skip"]
-explore.explore_chunks(main[main["policy"].isin(list(PRESETS))])
+explore.explore_chunks(presets)
 
 # %% [markdown]
 # ### What gaps are paid with
@@ -357,10 +358,9 @@ divided = calm_and_soon["policy"].str.startswith("partition")
 claim("all that meet both divide the multiprocessors for good", divided.all())
 met = calm_and_soon[calm_and_soon["3 window"]]
 print("all three: " + ", ".join(f"{row.policy} with chunk {row.chunk:,}" for row in met.itertuples()))
-for row in main[(main["chunk"] == 8192) & main["policy"].str.match("partition|adaptive")].itertuples():
-    r = table.loc[row.Index]
-    print(f"{row.policy:>13}, chunk 8,192: gap {r['gap']:.2f}, TTFT {r['ttft']:.2f}, by window {r['window']:.2f}, by horizon "
-          f"{r['horizon']:.2f}; longest {row.max_itl_ms / steady['priority']:.1f} steady ones of the whole card")  # fmt: skip
+for r in table[(table["chunk"] == 8192) & table["policy"].str.match("partition|adaptive")].itertuples():
+    print(f"{r.policy:>13}, chunk 8,192: gap {r.gap:.2f}, TTFT {r.ttft:.2f}, by window {r.window:.2f}, by horizon "
+          f"{r.horizon:.2f}; longest {r.max_itl_ms / steady['priority']:.1f} steady ones of the whole card")  # fmt: skip
 claim("a quarter for decode, in one pass, misses the third by window alone", not table.loc[split.name, "3 window"])
 claim("an eighth meets all three", set(met["policy"]) == {"partition 1/8"})
 claim(

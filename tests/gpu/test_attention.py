@@ -11,6 +11,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from deepinfer_lab.errors import KernelError
 from deepinfer_lab.kernels import elementwise
 from deepinfer_lab.kernels.paged_attention import paged_decode, rotate_write_decode
+from deepinfer_lab.kv.int8 import dequantise
 from deepinfer_lab.kv.pool import KVPool, KVShape
 
 RATIOS = (1, 2, 3, 4, 7, 8, 12, 16)
@@ -58,11 +59,10 @@ class Case:
         self, values: torch.Tensor, scales: torch.Tensor | None, table: torch.Tensor, length: int
     ) -> torch.Tensor:
         """[kv_heads, length, D], with no rounding that the kernel would not do: an int8 value times its scale is exact."""
-        rows = (
-            table[:, None] * self.pool.block_size + torch.arange(self.pool.block_size, device=table.device)
-        ).flatten()
-        exact = values[rows[:length]].double()
-        return (exact if scales is None else exact * scales[rows[:length]].double().unsqueeze(-1)).transpose(0, 1)
+        at = torch.arange(length, device=table.device)
+        slots = table[at // self.pool.block_size] * self.pool.block_size + at % self.pool.block_size
+        exact = values[slots].double() if scales is None else dequantise(values[slots], scales[slots], torch.float64)
+        return exact.transpose(0, 1)
 
     def check(self, **more: object) -> None:
         out, reference = self.run(**more).double(), self.reference()

@@ -1,18 +1,18 @@
 """A lane of a GPU."""
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch.profiler import record_function
 
 from deepinfer_lab.engine.lane import Ticket
-from deepinfer_lab.engine.step_graph import LastTokens, StepGraph, StepGraphs, likeliest
+from deepinfer_lab.engine.step_graph import StepGraph, StepGraphs
 from deepinfer_lab.engine.work import KNOWN, Work
 from deepinfer_lab.kv.pool import KVPool
 from deepinfer_lab.model.decoder import Decoder
-from deepinfer_lab.model.step_input import to_device
+from deepinfer_lab.model.step_input import Carried, to_device
 
 SPAN_MS = 60_000.0
 
@@ -75,6 +75,7 @@ class CudaLane:
 
     Args:
         alone: where work runs while no other lane has any. shared: where it runs beside another's; it may be the same.
+        last: int64 [sequences], where the likeliest tokens of the last step with decode rows are kept for the next.
     """
 
     asynchronous = True
@@ -87,7 +88,7 @@ class CudaLane:
         alone: Track,
         shared: Track,
         clock: DeviceClock,
-        last: LastTokens,
+        last: torch.Tensor,
     ) -> None:
         self.name = name
         self._model, self._kv = model, kv
@@ -134,11 +135,8 @@ class CudaLane:
         started = self.mark()
         step = work.step(self._kv.block_size, self._model.device)
         if any(row != KNOWN for row in work.sources):
-            rows = step.token_ids[-len(work.decodes) :]
-            sources = to_device(np.array(work.sources[-len(work.decodes) :]), rows.device)
-            rows.copy_(self._last.fill_in(rows, sources))
+            sources = to_device(np.array(work.sources[-len(work.decodes) :]), self._model.device)
+            step = replace(step, carried=Carried(self._last, sources))
         logits = self._model.forward(step, self._kv)
-        best = likeliest(logits)
-        if work.decodes:
-            self._last.remember(best)
+        best = self._model.likeliest(logits, self._last if work.decodes else None)
         return started, logits, best, step

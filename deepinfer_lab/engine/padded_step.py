@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from deepinfer_lab.engine.work import KNOWN, Work
-from deepinfer_lab.model.step_input import StepInput
+from deepinfer_lab.model.step_input import Carried, StepInput
 
 FEWEST_ROWS, FEWEST_TOKENS, FEWEST_POSITIONS = 1, 16, 1024
 
@@ -67,13 +67,14 @@ class PaddedInput:
         """Numbers that the memory must have."""
         return sum(cls._sizes(shape))
 
-    def step(self, block_size: int) -> StepInput:
-        """The same as the forward pass takes it. Its host lengths are the padded ones."""
+    def step(self, block_size: int, last: torch.Tensor) -> StepInput:
+        """The same as the forward pass takes it. Its host lengths are the padded ones. last: what sources are rows of."""
         shape = self.shape
         chunk = (shape.chunk,) if shape.chunk else ()
         return StepInput(
             self.token_ids, self.positions, self.slot_mapping, self.query_start, self.seq_lens, self.block_table,
             self.logits_index, chunk + (1,) * shape.rows, (shape.columns * block_size,) * shape.sequences,
+            Carried(last, self.sources) if shape.rows else None,
         )  # fmt: skip
 
     def fill(self, work: Work, block_size: int, scratch: int, max_context: int) -> None:

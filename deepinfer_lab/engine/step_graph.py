@@ -18,32 +18,11 @@ from deepinfer_lab.kv.pool import KVPool
 from deepinfer_lab.model.decoder import Decoder
 
 
-class LastTokens:
-    """The likeliest tokens of a lane's last step with decode rows: int64 [sequences] on the device."""
-
-    def __init__(self, sequences: int, device: torch.device) -> None:
-        self._ids = torch.zeros(sequences, dtype=torch.int64, device=device)
-
-    def fill_in(self, tokens: torch.Tensor, sources: torch.Tensor) -> torch.Tensor:
-        """Tokens [S] with those replaced whose source [S] is not `KNOWN`."""
-        return torch.where(sources >= 0, self._ids[sources.clamp(min=0)], tokens)
-
-    def remember(self, likeliest: torch.Tensor) -> None:
-        self._ids[: likeliest.shape[1]] = likeliest[1]
-
-
-def likeliest(logits: torch.Tensor) -> torch.Tensor:
-    """Of each row the largest logit, and its token: float64 [2, L], which holds both exactly."""
-    best, ids = logits.max(dim=-1)
-    both = torch.empty(2, len(logits), dtype=torch.float64, device=logits.device)
-    both[0], both[1] = best, ids
-    return both
-
-
 class StepGraph:
     """One padded forward pass, and the choice of the likeliest tokens, captured on the current stream.
 
     Args:
+        last: int64 [sequences], the likeliest tokens of the lane's last step with decode rows.
         pool: memory of another graph's intermediates, to be shared; None takes new memory.
         warm_up: run the pass once before, since libraries must not set themselves up while a graph is captured.
     """
@@ -53,7 +32,7 @@ class StepGraph:
         shape: PaddedShape,
         model: Decoder,
         kv: KVPool,
-        last: LastTokens,
+        last: torch.Tensor,
         pool: tuple[int, int] | None,
         warm_up: bool,
     ) -> None:
@@ -66,19 +45,14 @@ class StepGraph:
         self._idle(PaddedInput(shape, memory))
         self._input.memory.copy_(memory)
         self._graph = torch.cuda.CUDAGraph()
-        step = self._input.step(kv.block_size)
+        step = self._input.step(kv.block_size, last)
         if warm_up:
             model.forward(step, kv)
         torch.cuda.current_stream(device).synchronize()
         self._graph.capture_begin(pool=pool, capture_error_mode="thread_local")
         try:
-            if shape.rows:
-                rows = step.token_ids[shape.chunk :]
-                rows.copy_(last.fill_in(rows, self._input.sources))
             self.logits = model.forward(step, kv)
-            self.likeliest = likeliest(self.logits)
-            if shape.rows:
-                last.remember(self.likeliest)
+            self.likeliest = model.likeliest(self.logits, last if shape.rows else None)
         except BaseException:
             with contextlib.suppress(RuntimeError):  # the capture is void, and why matters more
                 self._graph.capture_end()
@@ -116,7 +90,7 @@ class StepGraphs:
         phases: what the lane runs: "prefill", "decode", "mixed".
         chunk_tokens, max_batch: the largest chunk and batch.
         max_tokens: the longest sequence, in tokens.
-        last: the lane's.
+        last: the lane's, as for `StepGraph`.
     """
 
     def __init__(
@@ -128,7 +102,7 @@ class StepGraphs:
         chunk_tokens: int,
         max_batch: int,
         max_tokens: int,
-        last: LastTokens,
+        last: torch.Tensor,
     ) -> None:
         self._model, self._kv, self._last = model, kv, last
         self._phases = phases

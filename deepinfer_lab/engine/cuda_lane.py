@@ -16,7 +16,9 @@ from deepinfer_lab.model.step_input import Carried, to_device
 
 SPAN_MS = 60_000.0
 
-Launched = tuple["DeviceMark", torch.Tensor, torch.Tensor, object]  # start, logits, likeliest, what must live
+Launched = tuple[
+    "DeviceMark", torch.Tensor, torch.Tensor, object
+]  # start, logits, likeliest on the host, what must live
 
 
 class DeviceClock:
@@ -108,13 +110,9 @@ class CudaLane:
                 started, logits, best, kept = self._eagerly(work)
             else:
                 started, logits, best, kept = self._captured(track.graphs.for_work(work), work)
-            on_host = torch.empty(best.shape, dtype=best.dtype, pin_memory=True)
-            on_host.copy_(best, non_blocking=True)
         self._launches += 1
         rows = len(work.sequences)
-        return Ticket(
-            self._launches, self.name, started, self.mark(), work, logits[:rows], on_host[:, :rows], (kept, on_host)
-        )
+        return Ticket(self._launches, self.name, started, self.mark(), work, logits[:rows], best[:, :rows], kept)
 
     def mark(self) -> DeviceMark:
         event = torch.cuda.Event(enable_timing=True)
@@ -129,7 +127,7 @@ class CudaLane:
         graph.launch(prepared)
         if copy is not None:  # the next launch of this graph writes over its own
             copy.copy_(graph.logits)
-        return started, graph.logits if copy is None else copy, graph.likeliest, prepared
+        return started, graph.logits if copy is None else copy, prepared.likeliest, prepared
 
     def _eagerly(self, work: Work) -> Launched:
         started = self.mark()
@@ -139,4 +137,6 @@ class CudaLane:
             step = replace(step, carried=Carried(self._last, sources))
         logits = self._model.forward(step, self._kv)
         best = self._model.likeliest(logits, self._last if work.decodes else None)
-        return started, logits, best, step
+        on_host = torch.empty(best.shape, dtype=best.dtype, pin_memory=True)
+        on_host.copy_(best, non_blocking=True)
+        return started, logits, on_host, step

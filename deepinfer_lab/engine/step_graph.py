@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
 
@@ -14,8 +15,21 @@ from deepinfer_lab.engine.padded_step import (
     ladder,
 )
 from deepinfer_lab.engine.work import Work
+from deepinfer_lab.kernels import ends
 from deepinfer_lab.kv.pool import KVPool
 from deepinfer_lab.model.decoder import Decoder
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A launch in pinned host memory, which must live until it has run.
+
+    Attributes:
+        memory: of its `PaddedInput`. likeliest: float64 [2, L], where the answer goes.
+    """
+
+    memory: torch.Tensor
+    likeliest: torch.Tensor
 
 
 class StepGraph:
@@ -39,7 +53,7 @@ class StepGraph:
         assert kv.scratch is not None
         self.shape = shape
         self._scratch, self._block_size, self._max_context = kv.scratch, kv.block_size, model.config.max_context
-        device = model.device
+        self._reaches_host, device = model.reaches_host, model.device
         memory = torch.zeros(PaddedInput.length(shape), dtype=torch.int64)
         self._input = PaddedInput(shape, memory.to(device))
         self._idle(PaddedInput(shape, memory))
@@ -52,7 +66,8 @@ class StepGraph:
         self._graph.capture_begin(pool=pool, capture_error_mode="thread_local")
         try:
             self.logits = model.forward(step, kv)
-            self.likeliest = model.likeliest(self.logits, last if shape.rows else None)
+            answer = self._input.answer if model.reaches_host else None
+            self._likeliest = model.likeliest(self.logits, last if shape.rows else None, answer)
         except BaseException:
             with contextlib.suppress(RuntimeError):  # the capture is void, and why matters more
                 self._graph.capture_end()
@@ -64,16 +79,22 @@ class StepGraph:
         """Memory of its intermediates; a graph that never runs beside this one can share it."""
         return self._graph.pool()
 
-    def prepare(self, work: Work) -> torch.Tensor:
-        """What `launch` wants, in host memory that must live until the launch has run."""
+    def prepare(self, work: Work) -> Prepared:
         memory = torch.empty(self._input.memory.shape, dtype=torch.int64, pin_memory=True)
-        PaddedInput(self.shape, memory).fill(work, self._block_size, self._scratch, self._max_context)
-        return memory
+        best = torch.empty(self._likeliest.shape, dtype=torch.float64, pin_memory=True)
+        padded = PaddedInput(self.shape, memory)
+        padded.fill(work, self._block_size, self._scratch, self._max_context, best.data_ptr())
+        return Prepared(memory, best)
 
-    def launch(self, prepared: torch.Tensor) -> None:
+    def launch(self, prepared: Prepared) -> None:
         """Enqueue on the current stream."""
-        self._input.memory.copy_(prepared, non_blocking=True)
-        self._graph.replay()
+        if self._reaches_host:  # otherwise the copy engine: some microseconds before a step, and after it
+            ends.fetch(prepared.memory, self._input.memory)
+            self._graph.replay()
+        else:
+            self._input.memory.copy_(prepared.memory, non_blocking=True)
+            self._graph.replay()
+            prepared.likeliest.copy_(self._likeliest, non_blocking=True)
 
     def _idle(self, host: PaddedInput) -> None:
         """Numbers of a step that does nothing, so that what is enqueued before the first launch stays within bounds."""

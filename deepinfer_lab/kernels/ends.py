@@ -50,11 +50,24 @@ def embed(
     return out
 
 
-def likeliest(logits: torch.Tensor, last: Maybe = None, out: Maybe = None) -> torch.Tensor:
+def fetch(host: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    """Copy int64 [N] out of pinned host memory, which must live until that is done: torch does not know of it."""
+    name = "fetch"
+    require(host.dtype == torch.int64, f"{name}: host has dtype {host.dtype}, must be torch.int64")
+    require(host.is_contiguous(), f"{name}: host has strides {host.stride()}, must be contiguous")
+    require(host.is_pinned(), f"{name}: host is on {host.device}, must be in pinned host memory")
+    expect(name, "out", out, torch.int64, tuple(host.shape), out.device)
+    if out.numel():
+        launch_op(OPS[name], (-(-out.numel() // OPS[name].threads),), (out, host), out.numel())
+    return out
+
+
+def likeliest(logits: torch.Tensor, last: Maybe = None, out: Maybe = None, host: Maybe = None) -> torch.Tensor:
     """Of each row the largest logit and its token, as `torch.max` has them: a NaN is the largest, of equals the first counts.
 
     Args:
         logits: float16 [L, V]. last: int64, at least L: the tokens are written to its beginning, too.
+        host: int64 [1], the address of pinned host memory, float64 [2, L], to write the result to, too; or it holds 0.
 
     Returns:
         float64 [2, L], the values, then the tokens, both exact. A zero has no sign.
@@ -69,13 +82,15 @@ def likeliest(logits: torch.Tensor, last: Maybe = None, out: Maybe = None) -> to
     if last is not None:
         require(len(last) >= rows, f"{name}: last has {len(last)} places, must be at least {rows}")
         expect(name, "last", last, torch.int64, (len(last),), logits.device)
+    if host is not None:
+        expect(name, "host", host, torch.int64, (1,), logits.device)
     if rows:
         part, parts = cut(rows, columns, multiprocessors(logits.device.index) * RESIDENT)
         found = arrived = None
         if parts > 1:
             found = torch.empty(rows, parts, dtype=torch.int64, device=logits.device)
             arrived = counters(logits.device.index).take(rows)
-        launch_op(OPS[name], (rows, parts), (logits, out, last, found, arrived), columns, part)
+        launch_op(OPS[name], (rows, parts), (logits, out, last, host, found, arrived), columns, part)
     return out
 
 

@@ -103,6 +103,11 @@ class Decoder:
             isinstance(each, QuantLinear) for each in (*self._linears(), self._lm_head)
         )
 
+    @property
+    def reaches_host(self) -> bool:
+        """As its `Ops`."""
+        return self._ops.reaches_host
+
     def _linears(self) -> Iterator[Linear]:
         return (linear for b in self._blocks for linear in (b.qkv, b.o, b.gate_up, b.down))
 
@@ -131,9 +136,11 @@ class Decoder:
         _, last = ops.add_norm(x, delta, self._norm, eps)
         return self._lm_head(last)
 
-    def likeliest(self, logits: torch.Tensor, last: torch.Tensor | None = None) -> torch.Tensor:
+    def likeliest(
+        self, logits: torch.Tensor, last: torch.Tensor | None = None, host: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """What `Ops.likeliest` says of what `forward` returned."""
-        return self._ops.likeliest(logits, last)
+        return self._ops.likeliest(logits, last, host)
 
     def pass_block(self, block: Block, x: torch.Tensor, step: StepInput, kv: KVPool) -> torch.Tensor:
         """One block by itself: hidden states x [T, hidden] -> [T, hidden]. K and V go to the pool's first layer."""

@@ -41,15 +41,18 @@ class StepOps(Protocol):
 
 
 class Ops(Protocol):
-    """x and delta are [T, hidden], weights [hidden]."""
+    """x and delta are [T, hidden], weights [hidden]. reaches_host: its kernels can read and write pinned host memory."""
+
+    reaches_host: bool
 
     def embed(self, embedding: Embedding, step: StepInput) -> torch.Tensor:
         """Rows [T, hidden] of the step's tokens, after those that it carries are in their places."""
         ...
 
-    def likeliest(self, logits: torch.Tensor, last: torch.Tensor | None) -> torch.Tensor:
+    def likeliest(self, logits: torch.Tensor, last: torch.Tensor | None, host: torch.Tensor | None) -> torch.Tensor:
         """Of each row of logits [L, vocab] the largest, and its token: float64 [2, L], which holds both exactly. NaN is the
-        largest, and of equals the first counts. last: int64, at least L, whose first L become the tokens."""
+        largest, and of equals the first counts. last: int64, at least L, whose first L become the tokens. host: as for
+        `ends.likeliest`; None where not `reaches_host`."""
         ...
 
     def norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -72,12 +75,14 @@ class Ops(Protocol):
 class TorchOps:
     """On any device and in any dtype."""
 
+    reaches_host = False
+
     def embed(self, embedding: Embedding, step: StepInput) -> torch.Tensor:
         if step.carried is not None:
             step.carried.put_into(step.token_ids)
         return embedding(step.token_ids)
 
-    def likeliest(self, logits: torch.Tensor, last: torch.Tensor | None) -> torch.Tensor:
+    def likeliest(self, logits: torch.Tensor, last: torch.Tensor | None, host: None = None) -> torch.Tensor:
         best = torch.empty(2, len(logits), dtype=torch.float64, device=logits.device)
         best[0], best[1] = logits.max(dim=-1)
         if last is not None:
@@ -125,6 +130,8 @@ class CudaOps:
             any batch, and in a prompt chunk as in a decode step. None: as fits the batch and the card.
     """
 
+    reaches_host = True
+
     def __init__(self, fixed_split: int | None = None) -> None:
         self._fixed_split = fixed_split
 
@@ -135,8 +142,8 @@ class CudaOps:
         more = () if carried is None else (carried.sources, carried.last)
         return ends.embed(step.token_ids, embedding.weight, *more)
 
-    def likeliest(self, logits: torch.Tensor, last: torch.Tensor | None) -> torch.Tensor:
-        return ends.likeliest(logits, last)
+    def likeliest(self, logits: torch.Tensor, last: torch.Tensor | None, host: torch.Tensor | None) -> torch.Tensor:
+        return ends.likeliest(logits, last, host=host)
 
     def norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         return elementwise.rms_norm(x, weight, eps)

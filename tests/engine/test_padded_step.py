@@ -28,7 +28,7 @@ def sequence(length: int, launched: int, first_block: int) -> Sequence:
 def filled(work, shape: PaddedShape) -> PaddedInput:
     memory = torch.full((PaddedInput.length(shape),), -7, dtype=torch.int64)
     padded = PaddedInput(shape, memory)
-    padded.fill(work, BLOCK, SCRATCH, MAX_CONTEXT)
+    padded.fill(work, BLOCK, SCRATCH, MAX_CONTEXT, 0)
     return padded
 
 

@@ -41,6 +41,40 @@ def test_ties_nan_and_infinities_at_every_distance(pair, columns):
         check(part.contiguous().cuda())
 
 
+@pytest.mark.parametrize("count", [1, 255, 256, 257, 20_000])
+def test_numbers_come_from_pinned_memory(count):
+    host = torch.randint(-(2**62), 2**62, (count,)).pin_memory()
+    memory = torch.full((count + 1,), -7, device="cuda")
+    for _ in range(3):
+        host += 1  # the same addresses: nothing stale may be read
+        assert torch.equal(ends.fetch(host, memory[:count]).cpu(), host)
+    assert memory[-1] == -7
+
+
+@pytest.mark.parametrize("rows", [1, 5, 64])
+def test_answers_go_to_the_host_by_themselves(rows):
+    """A graph's replays, each to an address of its own that it is told, all before anybody looks."""
+    logits = torch.empty(rows, 151_936, device="cuda").half()
+    answers = [torch.full((2, rows), -7.0, dtype=torch.float64).pin_memory() for _ in range(4)]
+    address, graph = torch.zeros(1, dtype=torch.int64, device="cuda"), torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = ends.likeliest(logits, host=address)
+    expected = []
+    for answer in answers:
+        logits.copy_(torch.randn(logits.shape, device="cuda"))
+        address.fill_(answer.data_ptr())
+        graph.replay()
+        expected.append(logits.max(dim=-1))
+    address.zero_()
+    graph.replay()
+    done = torch.cuda.Event()
+    done.record()
+    done.synchronize()
+    for answer, (values, places) in zip(answers, expected, strict=True):
+        assert torch.equal(answer, torch.stack([values.double(), places.double()]).cpu())
+    assert torch.equal(out.cpu(), answers[-1])
+
+
 def test_a_row_of_the_lowest():
     check(torch.full((2, 151_936), -torch.inf, device="cuda").half())
     check(torch.full((1, 7), -65504.0, device="cuda").half())
@@ -128,5 +162,7 @@ def test_refusals():
         ends.likeliest(logits[:, ::2])
     with pytest.raises(KernelError, match=r"likeliest: last has 3 places, must be at least 4"):
         ends.likeliest(logits, torch.zeros(3, dtype=torch.int64, device="cuda"))
+    with pytest.raises(KernelError, match=r"fetch: host is on cpu, must be in pinned host memory"):
+        ends.fetch(torch.tensor([1]), torch.tensor([1], device="cuda"))
     with pytest.raises(KernelError, match=r"embed: tokens is on cpu"):
         ends.embed(torch.tensor([1]), logits)

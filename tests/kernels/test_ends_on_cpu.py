@@ -8,6 +8,7 @@ from arrivals import Arrivals
 
 from deepinfer_lab.errors import KernelError
 from deepinfer_lab.kernels import ends
+from deepinfer_lab.kernels.ops_catalogue import OPS
 
 
 @pytest.fixture
@@ -25,7 +26,8 @@ def on_host(host_ops, monkeypatch: pytest.MonkeyPatch):
 def check(logits: torch.Tensor) -> None:
     rows = len(logits)
     last = torch.full((rows + 2,), -5)
-    out = ends.likeliest(logits, last, torch.full((2, rows), -7.0, dtype=torch.float64))
+    out, nowhere = torch.full((2, rows), -7.0, dtype=torch.float64), torch.tensor([0])
+    ends.likeliest(logits, last, out, nowhere)
     values, places = logits.max(dim=-1)
     assert torch.equal(out[1].long(), places)
     assert torch.equal(out[0].nan_to_num(9e9), values.double().nan_to_num(9e9))
@@ -52,6 +54,11 @@ def test_ties_nan_and_infinities_at_every_distance(on_host, pair, columns):
         logits[len(places) + row] = logits[row].where(logits[row] != -torch.inf, torch.tensor(-9.0).half())
     for part in (logits, logits[2:5], logits[-1:]):
         check(part.contiguous())
+
+
+def test_no_two_threads_race(on_host, racing_host_ops, monkeypatch):
+    monkeypatch.setattr(ends, "launch_op", racing_host_ops.launch)
+    check(torch.randn(2, 4104).half())
 
 
 def test_a_row_of_the_lowest(on_host):
@@ -89,6 +96,12 @@ def test_tokens_that_only_the_device_knows(on_host, sources):
     assert torch.equal(out, table[expected])
 
 
+def test_fetching_words(host_ops):
+    host, out = torch.randint(-(2**62), 2**62, (300,)), torch.full((301,), -7)
+    host_ops.launch(OPS["fetch"], (2,), (out, host), 300)
+    assert out.tolist() == [*host.tolist(), -7]
+
+
 def test_refusals():
     table, logits = torch.zeros(3, 12).half(), torch.zeros(4, 9).half()
     with pytest.raises(KernelError, match=r"embed: N = 12, must be a positive multiple of 8"):
@@ -97,6 +110,8 @@ def test_refusals():
         ends.embed(torch.tensor([0]), torch.zeros(3, 8).half(), torch.tensor([0, 0]), torch.tensor([0, 0]))
     with pytest.raises(KernelError, match=r"embed: sources and last, must be both or neither"):
         ends.embed(torch.tensor([0]), torch.zeros(3, 8).half(), torch.tensor([0]))
+    with pytest.raises(KernelError, match=r"fetch: host is on cpu, must be in pinned host memory"):
+        ends.fetch(torch.tensor([0]), torch.tensor([0]))
     with pytest.raises(KernelError, match=r"likeliest: V = 0"):
         ends.likeliest(logits[:, :0])
     with pytest.raises(KernelError, match=r"likeliest: logits has dtype torch.float32, must be torch.float16"):

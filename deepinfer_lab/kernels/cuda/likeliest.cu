@@ -1,5 +1,6 @@
 // Of each row of logits the largest and its place, as torch.max has them: NaN is larger than all else, and of equals the first
-// counts. out: the values [rows], then the places [rows]; a zero has no sign. `last`, where given, has the places, too.
+// counts. out: the values [rows], then the places [rows]; a zero has no sign. `last`, where given, has the places, too, and
+// pinned host memory at the address *host the same as out, unless that is 0: the host sees it once the kernel is done.
 // Grid: (rows, parts of a row). Each block leaves its part's largest in found [rows, parts], and the last of a row's blocks looks
 // through them. `arrived` counts those, a counter to a row: zero before and after.
 #include "max_ptx.cuh"
@@ -75,10 +76,12 @@ __device__ __forceinline__ Found largest_of_block(Found mine, Found* of_warps) {
 }
 
 extern "C" __global__ void __launch_bounds__(LIKELIEST_TEAM)
-    likeliest(const half_t* logits, double* out, long long* last, Found* found, unsigned* arrived, int columns, int part) {
+    likeliest(const half_t* logits, double* out, long long* last, double* const* host, Found* found, unsigned* arrived,
+              int columns, int part) {
     __shared__ Found of_warps[LIKELIEST_WARPS];
     __shared__ bool is_last;
     take_turn();
+    double* const on_host = host ? *host : nullptr;
     const int row = blockIdx.x, parts = gridDim.y, units = (columns + 7) / 8;
     const int unit = blockIdx.y * part, end = min(unit + part, units);
     const half_t* const values = logits + static_cast<size_t>(row) * columns;
@@ -101,7 +104,8 @@ extern "C" __global__ void __launch_bounds__(LIKELIEST_TEAM)
     }
     if (threadIdx.x > 0) return;
     const unsigned place = ~static_cast<unsigned>(best);
-    out[row] = to_float(half_of_order(static_cast<unsigned>(best >> 32)));
-    out[gridDim.x + row] = place;
+    const double value = to_float(half_of_order(static_cast<unsigned>(best >> 32)));
+    out[row] = value, out[gridDim.x + row] = place;
     if (last) last[row] = place;
+    if (on_host) on_host[row] = value, on_host[gridDim.x + row] = place;
 }

@@ -80,6 +80,7 @@ class StepGraph:
         return self._graph.pool()
 
     def prepare(self, work: Work) -> Prepared:
+        """What `launch` wants, for work that the shape can hold."""
         memory = torch.empty(self._input.memory.shape, dtype=torch.int64, pin_memory=True)
         best = torch.empty(self._likeliest.shape, dtype=torch.float64, pin_memory=True)
         padded = PaddedInput(self.shape, memory)

@@ -1,8 +1,8 @@
 // Of each row of logits the largest and its place, as torch.max has them: NaN is larger than all else, and of equals the first
 // counts. out: the values [rows], then the places [rows]; a zero has no sign. `last`, where given, has the places, too, and
 // pinned host memory at the address *host the same as out, unless that is 0: the host sees it once the kernel is done.
-// Grid: (rows, parts of a row). Each block leaves its part's largest in found [rows, parts], and the last of a row's blocks looks
-// through them. `arrived` counts those, a counter to a row: zero before and after.
+// Grid: (rows, parts of a row). Each block leaves its part's largest in found [rows, parts], and the last of a row's blocks
+// looks through them. `arrived` counts those, a counter to a row: zero before and after.
 #include "max_ptx.cuh"
 #include "dependent.cuh"
 

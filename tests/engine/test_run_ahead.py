@@ -10,7 +10,7 @@ from deepinfer_lab.engine.lane import Ticket
 from deepinfer_lab.engine.placement import Placement
 from deepinfer_lab.engine.policy import policy_named
 from deepinfer_lab.engine.simulated_lane import LATE, SimulatedLane
-from deepinfer_lab.engine.step_graph import LastTokens, StepGraphs
+from deepinfer_lab.engine.step_graph import StepGraphs
 from deepinfer_lab.engine.work import Work
 from deepinfer_lab.errors import SettingError
 from deepinfer_lab.kv.pool import KVPool
@@ -138,7 +138,7 @@ def test_shapes_that_graphs_are_captured_for(tiny, block_size):
     kv = KVPool(tiny.kv_shape, 4096 // block_size, block_size, tiny.device, scratch=True)
     graphs = StepGraphs(
         tiny, kv, phases=("mixed", "decode", "prefill"), chunk_tokens=300, max_batch=9, max_tokens=2000,
-        last=LastTokens(10, tiny.device),
+        last=torch.zeros(10, dtype=torch.int64),
     )  # fmt: skip
     shapes = list(graphs.shapes())
     assert len(shapes) == len(set(shapes))

@@ -17,6 +17,7 @@ from deepinfer_lab.kv.pool import KVPool
 from deepinfer_lab.model.build import build_decoder
 from deepinfer_lab.model.config import ModelConfig
 from deepinfer_lab.model.decoder import Decoder
+from deepinfer_lab.model.ops import CudaOps, TorchOps
 from deepinfer_lab.model.synthetic import SyntheticSource
 from deepinfer_lab.quant.plan import plan_named
 
@@ -147,6 +148,26 @@ def test_steps_on_part_of_the_device_and_on_all_of_it_keep_their_order(model, gr
         expected = outputs(plain, [False] * 6)
         found = outputs(ours, [False, True, True, False, False, True])
     assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
+@pytest.mark.parametrize("ops", [TorchOps(), CudaOps()], ids=["torch", "kernels"])
+def test_answers_of_captured_steps_come_with_and_without_kernels(model, ops):
+    """Of several in flight, each from the one before, whatever takes them to the host."""
+    ours = lane(
+        Decoder(model.config, model._embed, model._blocks, model._norm, model._lm_head, ops), pool(model), ONE_LANE
+    )
+    readers, rows, tickets = [sequence(9 + i, 8 + i, 8 * i, temperature=1.0) for i in range(3)], {}, []
+    with torch.inference_mode():
+        for cycle in range(4):
+            tickets.append(ours.launch(prepare_decode(readers, cycle, rows)))
+            rows = {each: row for row, each in enumerate(readers)}
+            for each in readers:
+                each.launched += 1
+    tickets[-1].finished.wait()
+    for ticket in tickets:
+        values, places = ticket.logits.max(dim=-1)
+        assert torch.equal(ticket.likeliest, torch.stack([values.double(), places.double()]).cpu())
+    assert len({tuple(ticket.likeliest[0].tolist()) for ticket in tickets}) > 1
 
 
 def test_logits_of_whoever_draws_outlive_the_next_launch(model):

@@ -22,6 +22,7 @@ from deepinfer_lab.model.attention import (
     torch_attention,
 )
 from deepinfer_lab.model.config import ModelConfig
+from deepinfer_lab.model.own_attention import OwnAttention, OwnChunk
 from deepinfer_lab.model.rope import Rope, rotate
 from deepinfer_lab.model.step_input import StepInput
 from deepinfer_lab.quant.interleave import interleaved_rows
@@ -42,6 +43,10 @@ class StepOps(Protocol):
 class Ops(Protocol):
     """x and delta are [T, hidden], weights [hidden]."""
 
+    def prepare(self, tokens: int) -> None:
+        """What must come, in the same thread, before a step with a prompt chunk of so many tokens is captured."""
+        ...
+
     def norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         """RMSNorm."""
         ...
@@ -61,6 +66,9 @@ class Ops(Protocol):
 
 class TorchOps:
     """On any device and in any dtype."""
+
+    def prepare(self, tokens: int) -> None:
+        pass
 
     def norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         return rms_norm(x, weight.shape, weight, eps)
@@ -101,10 +109,15 @@ class CudaOps:
     Args:
         fixed_split: positions of an attention split (`kernels.paged_attention`). A token's attention is then the same bits in
             any batch, and in a prompt chunk as in a decode step. None: as fits the batch and the card.
+        own: for long prompt chunks where splits are not fixed; None: flash attention for all.
     """
 
-    def __init__(self, fixed_split: int | None = None) -> None:
-        self._fixed_split = fixed_split
+    def __init__(self, fixed_split: int | None = None, own: OwnAttention | None = None) -> None:
+        self._fixed_split, self._own = fixed_split, own
+
+    def prepare(self, tokens: int) -> None:
+        if self._own is not None:
+            self._own.prepare(tokens)
 
     def norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         return elementwise.rms_norm(x, weight, eps)
@@ -118,7 +131,7 @@ class CudaOps:
         return elementwise.silu_mul(gate_up, interleaved=interleaved)
 
     def step(self, step: StepInput, kv: KVPool, rope: Rope) -> StepOps:
-        return CudaStep(step, kv, rope, self._fixed_split)
+        return CudaStep(step, kv, rope, self._fixed_split, self._own)
 
 
 class CudaStep:
@@ -128,15 +141,21 @@ class CudaStep:
     new token, the paged kernel also rotates and writes.
     """
 
-    def __init__(self, step: StepInput, kv: KVPool, rope: Rope, fixed_split: int | None) -> None:
+    def __init__(
+        self, step: StepInput, kv: KVPool, rope: Rope, fixed_split: int | None, own: OwnAttention | None
+    ) -> None:
         self._step, self._kv, self._rope = step, kv, rope
 
         def paged(run: Run, kv: KVPool) -> PagedTokens:
             return PagedTokens(run, kv, rope, fixed_split)
 
+        def flash(run: Run, kv: KVPool) -> FlashChunk | OwnChunk:
+            long = own is not None and own.takes(run.tokens.stop - run.tokens.start)
+            return OwnChunk(run, kv, own) if long else FlashChunk(run, kv)
+
         chunk = rows = paged
         if fixed_split is None:
-            chunk = FlashChunk if flash_takes(kv, step.positions.device) else MaskedChunk
+            chunk = flash if flash_takes(kv, step.positions.device) else MaskedChunk
             rows = paged if supports(kv.shape.head_dim, kv.block_size) else MaskedRows
         self._attention = Attention(step, kv, chunk, rows)
         only = self._attention.parts[0][1]
@@ -193,7 +212,7 @@ class PagedTokens:
 
 def ops_for(config: ModelConfig, device: torch.device, dtype: torch.dtype) -> Ops:
     """CUDA kernels where the model, the card and what is installed allow it, otherwise torch."""
-    return CudaOps() if obstacle(config, device, dtype) is None else TorchOps()
+    return TorchOps() if obstacle(config, device, dtype) else CudaOps(own=OwnAttention.of(config, device))
 
 
 def obstacle(config: ModelConfig, device: torch.device, dtype: torch.dtype) -> str | None:

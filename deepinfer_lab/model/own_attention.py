@@ -1,5 +1,5 @@
-"""A long prompt chunk's attention: to itself through cuDNN, whose kernels for Hopper and later are faster than flash attention
-2's, and to the keys before it through the latter, which takes their number from the device.
+"""A long prompt chunk's attention: to itself through cuDNN, whose kernels use Hopper's wgmma and TMA as flash attention 2's do
+not, and to the keys before it through the latter, which takes their number from the device.
 """
 
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from deepinfer_lab.kv.pool import KVPool
 from deepinfer_lab.model.attention import PastKeys, Run, flash_splits
 from deepinfer_lab.model.config import ModelConfig
 
-OWN_TOKENS = 512  # in fewer there is nothing to gain
+OWN_TOKENS = 512  # the least; others are multiples
 OWN_CAPABILITY = (9, 0)
 
 
@@ -20,7 +20,7 @@ class OwnAttention:
     """Causal attention of float16 tokens to one another, through cuDNN.
 
     cuDNN compiles a plan for each number of tokens, once in a thread, for which a step cannot be captured: `prepare`. So that
-    there are few plans without graphs, too, it is given multiples of `OWN_TOKENS` only.
+    there are few plans without graphs, too, it takes multiples of `OWN_TOKENS` only.
     """
 
     heads: int
@@ -54,11 +54,11 @@ class OwnAttention:
 
     def __call__(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """q [T, heads, D], k and v [T, kv_heads, D], contiguous -> results [T, heads, D], and log-sum-exps [heads, T]."""
-        by_head = (x.transpose(0, 1).unsqueeze(0) for x in (q, k, v))
+        by_head = (x.unsqueeze(0).transpose(1, 2) for x in (q, k, v))
         out, sums, *_ = torch.ops.aten._scaled_dot_product_cudnn_attention(
             *by_head, None, True, 0.0, True
         )  # no bias, log-sum-exps, no dropout, causal
-        return out.squeeze(0).transpose(0, 1).contiguous(), sums.view(self.heads, len(q))
+        return out.transpose(1, 2).squeeze(0).contiguous(), sums.view(self.heads, len(q))
 
 
 class OwnChunk:

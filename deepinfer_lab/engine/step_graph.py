@@ -18,6 +18,7 @@ from deepinfer_lab.engine.work import Work
 from deepinfer_lab.kernels import ends
 from deepinfer_lab.kv.pool import KVPool
 from deepinfer_lab.model.decoder import Decoder
+from deepinfer_lab.model.own_attention import OWN_TOKENS
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,7 @@ class StepGraph:
         self._input.memory.copy_(memory)
         self._graph = torch.cuda.CUDAGraph()
         step = self._input.step(kv.block_size, last)
+        model.prepare(shape.chunk)
         if warm_up:
             model.forward(step, kv)
         torch.cuda.current_stream(device).synchronize()
@@ -134,6 +136,12 @@ class StepGraphs:
             -(max_tokens + chunk_tokens) // kv.block_size
         )  # a chunk's padding may pass the longest sequence's end
         self._columns = ladder(min(max(1, FEWEST_POSITIONS // kv.block_size), columns), columns, 4)
+        # Of long chunks that begin a prompt. They have no columns but their own: so the step's shape says that none are before.
+        self._first_columns = {
+            chunk: chunk // kv.block_size
+            for chunk in (self._chunks if "prefill" in phases else ())
+            if chunk >= OWN_TOKENS and chunk % kv.block_size == 0
+        }
         self._graphs: dict[PaddedShape, StepGraph] = {}
         self._memory: tuple[int, int] | None = None
         self._warm: set[tuple[bool, bool]] = set()
@@ -146,6 +154,9 @@ class StepGraphs:
                 rows = [0] if phase == "prefill" else self._rows
                 fitting = [chunk for chunk in chunks if chunk <= columns * self._kv.block_size]
                 yield from (PaddedShape(chunk, count, columns) for chunk in fitting for count in rows)
+        for chunk, columns in self._first_columns.items():
+            if columns not in self._columns:
+                yield PaddedShape(chunk, 0, columns)
 
     def capture(self, shape: PaddedShape) -> StepGraph:
         """The graph of a shape, captured if it is asked for for the first time."""
@@ -165,6 +176,8 @@ class StepGraphs:
         if work.chunk is not None:  # its padding counts, too
             reach = max(reach, work.chunk.start + chunk)
         columns = _fit(self._columns, -(-reach // self._kv.block_size))
+        if not work.decodes and work.chunk.start == 0:
+            columns = self._first_columns.get(chunk, columns)
         return self.capture(PaddedShape(chunk, rows, columns))
 
 

@@ -111,6 +111,10 @@ class Decoder:
     def _linears(self) -> Iterator[Linear]:
         return (linear for b in self._blocks for linear in (b.qkv, b.o, b.gate_up, b.down))
 
+    def prepare(self, tokens: int) -> None:
+        """What must come, in the same thread, before `forward` of a step with a chunk of so many tokens is captured."""
+        self._ops.prepare(tokens)
+
     def forward(self, step: StepInput, kv: KVPool) -> torch.Tensor:
         """Run new tokens through the model, writing their K and V into the cache.
 

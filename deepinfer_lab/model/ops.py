@@ -23,6 +23,7 @@ from deepinfer_lab.model.attention import (
 )
 from deepinfer_lab.model.config import ModelConfig
 from deepinfer_lab.model.embedding import DenseEmbedding, Embedding
+from deepinfer_lab.model.own_attention import OwnAttention, OwnChunk
 from deepinfer_lab.model.rope import Rope, rotate
 from deepinfer_lab.model.step_input import StepInput
 from deepinfer_lab.quant.interleave import interleaved_rows
@@ -53,6 +54,10 @@ class Ops(Protocol):
         """Of each row of logits [L, vocab] the largest, and its token: float64 [2, L], which holds both exactly. NaN is the
         largest, and of equals the first counts. last: int64, at least L, whose first L become the tokens. host: as for
         `ends.likeliest`; None where not `reaches_host`."""
+        ...
+
+    def prepare(self, tokens: int) -> None:
+        """What must come, in the same thread, before a step with a prompt chunk of so many tokens is captured."""
         ...
 
     def norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -88,6 +93,9 @@ class TorchOps:
         if last is not None:
             last[: len(logits)] = best[1]
         return best
+
+    def prepare(self, tokens: int) -> None:
+        pass
 
     def norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         return rms_norm(x, weight.shape, weight, eps)
@@ -128,12 +136,17 @@ class CudaOps:
     Args:
         fixed_split: positions of an attention split (`kernels.paged_attention`). A token's attention is then the same bits in
             any batch, and in a prompt chunk as in a decode step. None: as fits the batch and the card.
+        own: for long prompt chunks where splits are not fixed; None: flash attention for all.
     """
 
     reaches_host = True
 
-    def __init__(self, fixed_split: int | None = None) -> None:
-        self._fixed_split = fixed_split
+    def __init__(self, fixed_split: int | None = None, own: OwnAttention | None = None) -> None:
+        self._fixed_split, self._own = fixed_split, own
+
+    def prepare(self, tokens: int) -> None:
+        if self._own is not None:
+            self._own.prepare(tokens)
 
     def embed(self, embedding: Embedding, step: StepInput) -> torch.Tensor:
         if not isinstance(embedding, DenseEmbedding):
@@ -157,7 +170,7 @@ class CudaOps:
         return elementwise.silu_mul(gate_up, interleaved=interleaved)
 
     def step(self, step: StepInput, kv: KVPool, rope: Rope) -> StepOps:
-        return CudaStep(step, kv, rope, self._fixed_split)
+        return CudaStep(step, kv, rope, self._fixed_split, self._own)
 
 
 class CudaStep:
@@ -167,15 +180,21 @@ class CudaStep:
     new token, the paged kernel also rotates and writes.
     """
 
-    def __init__(self, step: StepInput, kv: KVPool, rope: Rope, fixed_split: int | None) -> None:
+    def __init__(
+        self, step: StepInput, kv: KVPool, rope: Rope, fixed_split: int | None, own: OwnAttention | None
+    ) -> None:
         self._step, self._kv, self._rope = step, kv, rope
 
         def paged(run: Run, kv: KVPool) -> PagedTokens:
             return PagedTokens(run, kv, rope, fixed_split)
 
+        def flash(run: Run, kv: KVPool) -> FlashChunk | OwnChunk:
+            long = own is not None and own.takes(run.tokens.stop - run.tokens.start)
+            return OwnChunk(run, kv, own) if long else FlashChunk(run, kv)
+
         chunk = rows = paged
         if fixed_split is None:
-            chunk = FlashChunk if flash_takes(kv, step.positions.device) else MaskedChunk
+            chunk = flash if flash_takes(kv, step.positions.device) else MaskedChunk
             rows = paged if supports(kv.shape.head_dim, kv.block_size) else MaskedRows
         self._attention = Attention(step, kv, chunk, rows)
         only = self._attention.parts[0][1]
@@ -232,7 +251,7 @@ class PagedTokens:
 
 def ops_for(config: ModelConfig, device: torch.device, dtype: torch.dtype) -> Ops:
     """CUDA kernels where the model, the card and what is installed allow it, otherwise torch."""
-    return CudaOps() if obstacle(config, device, dtype) is None else TorchOps()
+    return TorchOps() if obstacle(config, device, dtype) else CudaOps(own=OwnAttention.of(config, device))
 
 
 def obstacle(config: ModelConfig, device: torch.device, dtype: torch.dtype) -> str | None:

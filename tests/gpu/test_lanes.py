@@ -107,6 +107,33 @@ def test_a_captured_step_at_every_edge_of_its_sizes(model, quantised):
             assert torch.equal(each[:, : BLOCKS * BLOCK], other[:, : BLOCKS * BLOCK]), (rows, chunk)
 
 
+def test_long_chunks_give_what_flash_attention_gives():
+    """Captured, padded or not, at the beginning of a prompt, where no columns are before them, and further on."""
+    config = dataclasses.replace(CONFIG, max_context=2048)
+    device = torch.device("cuda", torch.cuda.current_device())
+    made = build_decoder(
+        SyntheticSource(config, "random"), plan_named("w4"), group=32, device=device, dtype=torch.float16
+    )
+    plain = Decoder(config, made._embed, made._blocks, made._norm, made._lm_head, CudaOps())
+    captured, eager = (
+        cuda_lanes(
+            ONE_LANE,
+            each,
+            pool(each),
+            graphs=graphs,
+            chunk_tokens=1024,
+            max_batch=1,
+            max_context=1500,
+            decode_share=None,
+        )[ONE_LANE.prefill]
+        for each, graphs in ((made, True), (plain, False))
+    )
+    for launched, chunk in ((0, 512), (0, 400), (512, 512), (300, 1000), (0, 1024), (476, 1024)):
+        work = prepare_prefill(sequence(launched + chunk, launched, 0), chunk, 1)
+        (logits, _), (expected, _) = run(captured, work), run(eager, work)
+        assert ((logits - expected).norm() / expected.norm()).item() < 0.02, (launched, chunk)
+
+
 @pytest.mark.parametrize("graphs", [False, True], ids=["eager", "graphs"])
 def test_a_step_takes_tokens_that_the_host_has_not_seen(model, graphs):
     ours = lane(model, pool(model), ONE_LANE, graphs=graphs)

@@ -1,22 +1,24 @@
 """A lane of a GPU."""
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch.profiler import record_function
 
 from deepinfer_lab.engine.lane import Ticket
-from deepinfer_lab.engine.step_graph import LastTokens, StepGraph, StepGraphs, likeliest
+from deepinfer_lab.engine.step_graph import StepGraph, StepGraphs
 from deepinfer_lab.engine.work import KNOWN, Work
 from deepinfer_lab.kv.pool import KVPool
 from deepinfer_lab.model.decoder import Decoder
-from deepinfer_lab.model.step_input import to_device
+from deepinfer_lab.model.step_input import Carried, to_device
 
 SPAN_MS = 60_000.0
 
-Launched = tuple["DeviceMark", torch.Tensor, torch.Tensor, object]  # start, logits, likeliest, what must live
+Launched = tuple[
+    "DeviceMark", torch.Tensor, torch.Tensor, object
+]  # start, logits, likeliest on the host, what must live
 
 
 class DeviceClock:
@@ -75,6 +77,7 @@ class CudaLane:
 
     Args:
         alone: where work runs while no other lane has any. shared: where it runs beside another's; it may be the same.
+        last: int64 [sequences], where the likeliest tokens of the last step with decode rows are kept for the next.
     """
 
     asynchronous = True
@@ -87,7 +90,7 @@ class CudaLane:
         alone: Track,
         shared: Track,
         clock: DeviceClock,
-        last: LastTokens,
+        last: torch.Tensor,
     ) -> None:
         self.name = name
         self._model, self._kv = model, kv
@@ -107,13 +110,9 @@ class CudaLane:
                 started, logits, best, kept = self._eagerly(work)
             else:
                 started, logits, best, kept = self._captured(track.graphs.for_work(work), work)
-            on_host = torch.empty(best.shape, dtype=best.dtype, pin_memory=True)
-            on_host.copy_(best, non_blocking=True)
         self._launches += 1
         rows = len(work.sequences)
-        return Ticket(
-            self._launches, self.name, started, self.mark(), work, logits[:rows], on_host[:, :rows], (kept, on_host)
-        )
+        return Ticket(self._launches, self.name, started, self.mark(), work, logits[:rows], best[:, :rows], kept)
 
     def mark(self) -> DeviceMark:
         event = torch.cuda.Event(enable_timing=True)
@@ -128,17 +127,16 @@ class CudaLane:
         graph.launch(prepared)
         if copy is not None:  # the next launch of this graph writes over its own
             copy.copy_(graph.logits)
-        return started, graph.logits if copy is None else copy, graph.likeliest, prepared
+        return started, graph.logits if copy is None else copy, prepared.likeliest, prepared
 
     def _eagerly(self, work: Work) -> Launched:
         started = self.mark()
         step = work.step(self._kv.block_size, self._model.device)
         if any(row != KNOWN for row in work.sources):
-            rows = step.token_ids[-len(work.decodes) :]
-            sources = to_device(np.array(work.sources[-len(work.decodes) :]), rows.device)
-            rows.copy_(self._last.fill_in(rows, sources))
+            sources = to_device(np.array(work.sources[-len(work.decodes) :]), self._model.device)
+            step = replace(step, carried=Carried(self._last, sources))
         logits = self._model.forward(step, self._kv)
-        best = likeliest(logits)
-        if work.decodes:
-            self._last.remember(best)
-        return started, logits, best, step
+        best = self._model.likeliest(logits, self._last if work.decodes else None)
+        on_host = torch.empty(best.shape, dtype=best.dtype, pin_memory=True)
+        on_host.copy_(best, non_blocking=True)
+        return started, logits, on_host, step

@@ -10,7 +10,7 @@ import torch
 from deepinfer_lab.engine.cuda_lane import CudaLane, DeviceClock, Track
 from deepinfer_lab.engine.placement import Placement
 from deepinfer_lab.engine.sm_partition import PartitionError, partition_streams
-from deepinfer_lab.engine.step_graph import LastTokens, StepGraphs
+from deepinfer_lab.engine.step_graph import StepGraphs
 from deepinfer_lab.kernels import preload
 from deepinfer_lab.kv.pool import KVPool
 from deepinfer_lab.model.decoder import Decoder
@@ -50,7 +50,7 @@ def cuda_lanes(
         phases = ("mixed",) if placement.fused else ()
         phases += ("decode",) if name == placement.decode else ()
         phases += ("prefill",) if name == placement.prefill else ()
-        last = LastTokens(max_batch + 1, device)
+        last = torch.zeros(max_batch + 1, dtype=torch.int64, device=device)
         tracks = {}
         for stream in {alone[name]: None, shared[name]: None}:
             captured = None

@@ -46,7 +46,7 @@ class Ticket:
         seq: launches of this lane so far. lane: its name.
         started, finished: before the first kernel, and after the last.
         work: what was launched.
-        logits: [L, vocab] in the order of the work's sequences; valid once `finished` has passed.
+        logits: [L, vocab], as the model makes them, in the order of the work's sequences; valid once `finished` has passed.
         likeliest: on the host, float64 [2, L]: of each row the largest logit, and its token; None where the lane did not look.
         inputs: tensors that must live until `finished` has passed.
     """

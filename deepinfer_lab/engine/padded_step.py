@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from deepinfer_lab.engine.work import KNOWN, Work
-from deepinfer_lab.model.step_input import StepInput
+from deepinfer_lab.model.step_input import Carried, StepInput
 
 FEWEST_ROWS, FEWEST_TOKENS, FEWEST_POSITIONS = 1, 16, 1024
 
@@ -46,6 +46,7 @@ class PaddedInput:
 
     Attributes: as in `StepInput`, and
         sources: [rows], as in `Work`, of the decode rows.
+        answer: [1], the address of host memory for the likeliest tokens, or 0.
     """
 
     def __init__(self, shape: PaddedShape, memory: torch.Tensor) -> None:
@@ -53,30 +54,32 @@ class PaddedInput:
         sizes = self._sizes(shape)
         (
             self.token_ids, self.positions, self.slot_mapping, self.query_start, self.seq_lens, self.logits_index,
-            self.sources, table,
+            self.sources, self.answer, table,
         ) = memory.split(sizes)  # fmt: skip
         self.block_table = table.view(shape.sequences, shape.columns)
 
     @staticmethod
     def _sizes(shape: PaddedShape) -> list[int]:
         tokens, sequences = shape.tokens, shape.sequences
-        return [tokens, tokens, tokens, sequences + 1, sequences, sequences, shape.rows, sequences * shape.columns]
+        table = sequences * shape.columns
+        return [tokens, tokens, tokens, sequences + 1, sequences, sequences, shape.rows, 1, table]
 
     @classmethod
     def length(cls, shape: PaddedShape) -> int:
         """Numbers that the memory must have."""
         return sum(cls._sizes(shape))
 
-    def step(self, block_size: int) -> StepInput:
-        """The same as the forward pass takes it. Its host lengths are the padded ones."""
+    def step(self, block_size: int, last: torch.Tensor) -> StepInput:
+        """The same as the forward pass takes it. Its host lengths are the padded ones. last: what sources are rows of."""
         shape = self.shape
         chunk = (shape.chunk,) if shape.chunk else ()
         return StepInput(
             self.token_ids, self.positions, self.slot_mapping, self.query_start, self.seq_lens, self.block_table,
             self.logits_index, chunk + (1,) * shape.rows, (shape.columns * block_size,) * shape.sequences,
+            Carried(last, self.sources) if shape.rows else None,
         )  # fmt: skip
 
-    def fill(self, work: Work, block_size: int, scratch: int, max_context: int) -> None:
+    def fill(self, work: Work, block_size: int, scratch: int, max_context: int, answer: int) -> None:
         """Write a piece of work that is no larger than the shape.
 
         Padding tokens of a chunk go on behind it, at positions that nothing attends to. Padding rows are sequences of one
@@ -117,6 +120,7 @@ class PaddedInput:
         lengths[first + len(rows) :] = 1
         table[first + len(rows) :] = scratch
         sources[len(rows) :] = KNOWN
+        self.answer.numpy()[0] = answer
 
 
 def _put_blocks(row: np.ndarray, blocks: np.ndarray) -> None:

@@ -149,13 +149,14 @@ def choose(logits: torch.Tensor, draws: Sequence[Draw]) -> list[Choice | None]:
     """Choose one token for each row. No row has any influence on another.
 
     Args:
-        logits: float32 [S, vocab], left as they are.
+        logits: [S, vocab] of any floating dtype, left as they are. Taken as float32, which holds them exactly.
         draws: one per row.
 
     Returns:
         None for a row from which nothing can be chosen: it holds NaN or +inf, or no finite logit that is not banned.
     """
     assert len(draws) == len(logits)
+    logits = logits.float()
     scores = _restrained(logits, draws)
     best, tokens = scores.max(dim=-1)  # the first of equals; NaN counts as the largest
     if hot := [row for row, draw in enumerate(draws) if draw.params.temperature > 0]:

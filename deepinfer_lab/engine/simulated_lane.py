@@ -13,7 +13,6 @@ from deepinfer_lab.engine.lane import HostMark, Ticket
 from deepinfer_lab.engine.placement import FUSED, TWO_LANES
 from deepinfer_lab.engine.policy import ASYMMETRIC, Policy
 from deepinfer_lab.engine.sizer import Fixed
-from deepinfer_lab.engine.step_graph import likeliest
 from deepinfer_lab.engine.work import KNOWN, Work
 from deepinfer_lab.kv.pool import KVPool
 from deepinfer_lab.model.decoder import Decoder
@@ -60,7 +59,7 @@ class SimulatedLane:
             step = replace(step, token_ids=tokens)
         with torch.inference_mode():
             ticket.logits.copy_(self._model.forward(step, self._kv))
-            ticket.likeliest.copy_(likeliest(ticket.logits))
+            ticket.likeliest.copy_(self._model.likeliest(ticket.logits))
         if ticket.work.decodes:
             self._last = ticket.likeliest[1].long()
         self.done += 1

@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
 
@@ -14,36 +15,29 @@ from deepinfer_lab.engine.padded_step import (
     ladder,
 )
 from deepinfer_lab.engine.work import Work
+from deepinfer_lab.kernels import ends
 from deepinfer_lab.kv.pool import KVPool
 from deepinfer_lab.model.decoder import Decoder
+from deepinfer_lab.model.own_attention import OWN_TOKENS
 
 
-class LastTokens:
-    """The likeliest tokens of a lane's last step with decode rows: int64 [sequences] on the device."""
+@dataclass(frozen=True)
+class Prepared:
+    """A launch in pinned host memory, which must live until it has run.
 
-    def __init__(self, sequences: int, device: torch.device) -> None:
-        self._ids = torch.zeros(sequences, dtype=torch.int64, device=device)
+    Attributes:
+        memory: of its `PaddedInput`. likeliest: float64 [2, L], where the answer goes.
+    """
 
-    def fill_in(self, tokens: torch.Tensor, sources: torch.Tensor) -> torch.Tensor:
-        """Tokens [S] with those replaced whose source [S] is not `KNOWN`."""
-        return torch.where(sources >= 0, self._ids[sources.clamp(min=0)], tokens)
-
-    def remember(self, likeliest: torch.Tensor) -> None:
-        self._ids[: likeliest.shape[1]] = likeliest[1]
-
-
-def likeliest(logits: torch.Tensor) -> torch.Tensor:
-    """Of each row the largest logit, and its token: float64 [2, L], which holds both exactly."""
-    best, ids = logits.max(dim=-1)
-    both = torch.empty(2, len(logits), dtype=torch.float64, device=logits.device)
-    both[0], both[1] = best, ids
-    return both
+    memory: torch.Tensor
+    likeliest: torch.Tensor
 
 
 class StepGraph:
     """One padded forward pass, and the choice of the likeliest tokens, captured on the current stream.
 
     Args:
+        last: int64 [sequences], the likeliest tokens of the lane's last step with decode rows.
         pool: memory of another graph's intermediates, to be shared; None takes new memory.
         warm_up: run the pass once before, since libraries must not set themselves up while a graph is captured.
     """
@@ -53,32 +47,29 @@ class StepGraph:
         shape: PaddedShape,
         model: Decoder,
         kv: KVPool,
-        last: LastTokens,
+        last: torch.Tensor,
         pool: tuple[int, int] | None,
         warm_up: bool,
     ) -> None:
         assert kv.scratch is not None
         self.shape = shape
         self._scratch, self._block_size, self._max_context = kv.scratch, kv.block_size, model.config.max_context
-        device = model.device
+        self._reaches_host, device = model.reaches_host, model.device
         memory = torch.zeros(PaddedInput.length(shape), dtype=torch.int64)
         self._input = PaddedInput(shape, memory.to(device))
         self._idle(PaddedInput(shape, memory))
         self._input.memory.copy_(memory)
         self._graph = torch.cuda.CUDAGraph()
-        step = self._input.step(kv.block_size)
+        step = self._input.step(kv.block_size, last)
+        model.prepare(shape.chunk)
         if warm_up:
             model.forward(step, kv)
         torch.cuda.current_stream(device).synchronize()
         self._graph.capture_begin(pool=pool, capture_error_mode="thread_local")
         try:
-            if shape.rows:
-                rows = step.token_ids[shape.chunk :]
-                rows.copy_(last.fill_in(rows, self._input.sources))
             self.logits = model.forward(step, kv)
-            self.likeliest = likeliest(self.logits)
-            if shape.rows:
-                last.remember(self.likeliest)
+            answer = self._input.answer if model.reaches_host else None
+            self._likeliest = model.likeliest(self.logits, last if shape.rows else None, answer)
         except BaseException:
             with contextlib.suppress(RuntimeError):  # the capture is void, and why matters more
                 self._graph.capture_end()
@@ -90,16 +81,23 @@ class StepGraph:
         """Memory of its intermediates; a graph that never runs beside this one can share it."""
         return self._graph.pool()
 
-    def prepare(self, work: Work) -> torch.Tensor:
-        """What `launch` wants, in host memory that must live until the launch has run."""
+    def prepare(self, work: Work) -> Prepared:
+        """What `launch` wants, for work that the shape can hold."""
         memory = torch.empty(self._input.memory.shape, dtype=torch.int64, pin_memory=True)
-        PaddedInput(self.shape, memory).fill(work, self._block_size, self._scratch, self._max_context)
-        return memory
+        best = torch.empty(self._likeliest.shape, dtype=torch.float64, pin_memory=True)
+        padded = PaddedInput(self.shape, memory)
+        padded.fill(work, self._block_size, self._scratch, self._max_context, best.data_ptr())
+        return Prepared(memory, best)
 
-    def launch(self, prepared: torch.Tensor) -> None:
+    def launch(self, prepared: Prepared) -> None:
         """Enqueue on the current stream."""
-        self._input.memory.copy_(prepared, non_blocking=True)
-        self._graph.replay()
+        if self._reaches_host:  # otherwise the copy engine: some microseconds before a step, and after it
+            ends.fetch(prepared.memory, self._input.memory)
+            self._graph.replay()
+        else:
+            self._input.memory.copy_(prepared.memory, non_blocking=True)
+            self._graph.replay()
+            prepared.likeliest.copy_(self._likeliest, non_blocking=True)
 
     def _idle(self, host: PaddedInput) -> None:
         """Numbers of a step that does nothing, so that what is enqueued before the first launch stays within bounds."""
@@ -116,7 +114,7 @@ class StepGraphs:
         phases: what the lane runs: "prefill", "decode", "mixed".
         chunk_tokens, max_batch: the largest chunk and batch.
         max_tokens: the longest sequence, in tokens.
-        last: the lane's.
+        last: the lane's, as for `StepGraph`.
     """
 
     def __init__(
@@ -128,7 +126,7 @@ class StepGraphs:
         chunk_tokens: int,
         max_batch: int,
         max_tokens: int,
-        last: LastTokens,
+        last: torch.Tensor,
     ) -> None:
         self._model, self._kv, self._last = model, kv, last
         self._phases = phases
@@ -138,6 +136,12 @@ class StepGraphs:
             -(max_tokens + chunk_tokens) // kv.block_size
         )  # a chunk's padding may pass the longest sequence's end
         self._columns = ladder(min(max(1, FEWEST_POSITIONS // kv.block_size), columns), columns, 4)
+        # Of long chunks that begin a prompt. They have no columns but their own: so the step's shape says that none are before.
+        self._first_columns = {
+            chunk: chunk // kv.block_size
+            for chunk in (self._chunks if "prefill" in phases else ())
+            if chunk >= OWN_TOKENS and chunk % kv.block_size == 0
+        }
         self._graphs: dict[PaddedShape, StepGraph] = {}
         self._memory: tuple[int, int] | None = None
         self._warm: set[tuple[bool, bool]] = set()
@@ -150,6 +154,9 @@ class StepGraphs:
                 rows = [0] if phase == "prefill" else self._rows
                 fitting = [chunk for chunk in chunks if chunk <= columns * self._kv.block_size]
                 yield from (PaddedShape(chunk, count, columns) for chunk in fitting for count in rows)
+        for chunk, columns in self._first_columns.items():
+            if columns not in self._columns:
+                yield PaddedShape(chunk, 0, columns)
 
     def capture(self, shape: PaddedShape) -> StepGraph:
         """The graph of a shape, captured if it is asked for for the first time."""
@@ -169,6 +176,8 @@ class StepGraphs:
         if work.chunk is not None:  # its padding counts, too
             reach = max(reach, work.chunk.start + chunk)
         columns = _fit(self._columns, -(-reach // self._kv.block_size))
+        if not work.decodes and work.chunk.start == 0:
+            columns = self._first_columns.get(chunk, columns)
         return self.capture(PaddedShape(chunk, rows, columns))
 
 

@@ -122,13 +122,18 @@ def finish(
             due.append(sequence)
     if not due:
         return []
-    if likeliest is not None and work.greedy:
+    chosen: dict[Sequence, Choice | RequestFailed] = {}
+    if likeliest is not None:
         values, ids = likeliest.tolist()
-        chosen = [Choice(int(ids[row]), None, ()) if math.isfinite(values[row]) else None for row in rows]
-        return [(s, choice or _not_finite(s)) for s, choice in zip(due, chosen, strict=True)]
-    if len(rows) < len(logits):
-        logits = logits[rows]
-    return list(zip(due, _choose(logits, due), strict=True))
+        for row, sequence in zip(rows, due, strict=True):
+            if sequence.greedy_only:
+                sound = math.isfinite(values[row])
+                chosen[sequence] = Choice(int(ids[row]), None, ()) if sound else _not_finite(sequence)
+    if len(chosen) < len(due):  # what else is asked for takes the logits themselves, and those of no other row
+        rows, others = zip(*[pair for pair in zip(rows, due, strict=True) if pair[1] not in chosen], strict=True)
+        logits = logits if len(rows) == len(logits) else logits[list(rows)]
+        chosen.update(zip(others, _choose(logits, others), strict=True))
+    return [(sequence, chosen[sequence]) for sequence in due]
 
 
 def _next(sequence: Sequence) -> Span:

@@ -116,6 +116,9 @@ OPS = MappingProxyType(
             ),
             Op("w4_dequantise_tiles", 256, "4-bit weights in tiles to dense fp16"),
             Op("w3_dequantise_tiles", 256, "3-bit weights in tiles to dense fp16"),
+            Op("embed", 256, "embedding rows of tokens, also of those that only the device knows", dependent=True),
+            Op("fetch", 256, "numbers out of pinned host memory"),
+            Op("likeliest", 256, "of each row of logits the largest, and its token", dependent=True),
         )
     }
 )

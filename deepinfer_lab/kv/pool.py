@@ -48,10 +48,10 @@ class KVLayer:
 
 
 class KVPool:
-    """K and V of all layers, [layers, num_blocks * block_size, kv_heads, head_dim] each.
+    """K and V of all layers, [layers, 2, num_blocks * block_size, kv_heads, head_dim].
 
-    A token's *slot* is block * block_size + offset. A model forward writes new tokens with `write` and reads whole
-    sequences, block by block, with `gather`. The pool knows nothing of who owns a block.
+    A token's *slot* is block * block_size + offset. A model forward writes new tokens with `write`, reads whole sequences,
+    block by block, with `gather`, and any tokens of one sequence with `read`. The pool knows nothing of who owns a block.
 
     Args:
         scratch: one block more, number `num_blocks`, that nobody owns: rows that only pad a batch write there.
@@ -63,16 +63,10 @@ class KVPool:
         self.shape, self.num_blocks, self.block_size = shape, num_blocks, block_size
         self.scratch = num_blocks if scratch else None
         self._all_blocks = num_blocks + scratch
-        vectors = (shape.num_layers, self._all_blocks * block_size, shape.num_kv_heads)
-
+        vectors = (shape.num_layers, 2, self._all_blocks * block_size, shape.num_kv_heads)
         # Zeros, not garbage: padded slots are masked out of attention, but 0 * NaN would still be NaN.
-        def values() -> torch.Tensor:
-            return torch.zeros((*vectors, shape.head_dim), dtype=shape.stored_dtype, device=device)
-
-        def scales() -> torch.Tensor | None:
-            return torch.zeros(vectors, dtype=torch.float16, device=device) if shape.quantised else None
-
-        self._k, self._v, self._k_scale, self._v_scale = values(), values(), scales(), scales()
+        self._values = torch.zeros((*vectors, shape.head_dim), dtype=shape.stored_dtype, device=device)
+        self._scales = torch.zeros(vectors, dtype=torch.float16, device=device) if shape.quantised else None
 
     @classmethod
     def within(
@@ -97,13 +91,12 @@ class KVPool:
 
     def layer(self, layer: int) -> KVLayer:
         """The memory of one layer, without a copy."""
-        if self._k_scale is None or self._v_scale is None:
-            return KVLayer(self._k[layer], self._v[layer], None, None)
-        return KVLayer(self._k[layer], self._v[layer], self._k_scale[layer], self._v_scale[layer])
+        k_scale, v_scale = (None, None) if self._scales is None else self._scales[layer]
+        return KVLayer(*self._values[layer], k_scale, v_scale)
 
     def clear(self, blocks: Sequence[int]) -> None:
         """Zero blocks that change hands: a request that overflowed leaves NaN, which masks do not stop (0 * NaN)."""
-        index = torch.tensor(blocks, dtype=torch.int64, device=self._k.device)
+        index = torch.tensor(blocks, dtype=torch.int64, device=self._values.device)
         for tensor in self._tensors():
             tensor.view(tensor.shape[0], self._all_blocks, -1).index_fill_(1, index, 0)
 
@@ -136,6 +129,19 @@ class KVPool:
         memory = self.layer(layer)
         return read(memory.k, memory.k_scale), read(memory.v, memory.v_scale)
 
+    def rows(self, blocks: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """Where `read` finds positions [T] of a sequence in blocks [B], in any layer: int64 [2 * T], K's and then V's."""
+        slots = blocks[positions // self.block_size] * self.block_size + positions % self.block_size
+        return torch.cat((slots, slots + self._all_blocks * self.block_size))
+
+    def read(self, layer: int, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """K and V, each [T, kv_heads, head_dim], in one launch where they are not quantised."""
+        values = self._values[layer].flatten(0, 1).index_select(0, rows)
+        if self._scales is not None:
+            values = dequantise(values, self._scales[layer].flatten(0, 1).index_select(0, rows), self.shape.dtype)
+        k, v = values.chunk(2)
+        return k, v
+
     def _tensors(self) -> list[torch.Tensor]:
-        every = (self._k, self._v, self._k_scale, self._v_scale)
-        return [tensor for tensor in every if tensor is not None]
+        """Views of all its memory, [layers * 2, slots, kv_heads] or with head_dim."""
+        return [tensor.flatten(0, 1) for tensor in (self._values, self._scales) if tensor is not None]

@@ -117,4 +117,5 @@ def _chunks(
         # An explicit dtype: where a window's last chunk is a single token there is nothing to predict.
         targets = torch.tensor(following, dtype=torch.int64, device=device)
         step = StepInput.build([Span(tokens[at:end], at - start, blocks, all_logits=True)], BLOCK_SIZE, device)
-        yield targets, [model.forward(step, kv)[: len(targets)] for model, kv in zip(models, caches, strict=True)]
+        logits = [model.forward(step, kv)[: len(targets)] for model, kv in zip(models, caches, strict=True)]
+        yield targets, [each.float() for each in logits]

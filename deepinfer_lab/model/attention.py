@@ -114,6 +114,24 @@ class MaskedChunk:
         return out.squeeze(0).transpose(0, 1).reshape(len(q), -1)
 
 
+class PastKeys:
+    """The keys before a chunk, cut into parts, each attended to by a copy of the queries as a sequence of its own.
+
+    Args:
+        length: int64 [1], how many they are. queries: how many tokens the chunk has.
+    """
+
+    def __init__(self, length: torch.Tensor, queries: int, parts: int) -> None:
+        steps = torch.arange(parts + 1, device=length.device)
+        self._queries, self._parts = queries, parts
+        self._copies_ends, self._key_ends = (steps * queries).int(), (length * steps // parts).int()
+
+    def __call__(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Results and log-sum-exps of all parts, as `merge_attention` takes them. k, v: [keys or more, kv_heads, D]."""
+        copies = q if self._parts == 1 else q.repeat(self._parts, 1, 1)
+        return _flash(copies, k, v, self._copies_ends, self._key_ends, self._queries, is_causal=False)
+
+
 class FlashChunk:
     """Many new tokens of one sequence, through torch's flash attention, which skips what a mask would hide.
 
@@ -128,35 +146,28 @@ class FlashChunk:
 
     def __init__(self, run: Run, kv: KVPool) -> None:
         step, sequence = run.step, run.sequences.start
-        self._kv, self._table = kv, step.block_table[run.sequences]
+        positions = torch.arange(step.context_lens[sequence], device=step.positions.device)
+        self._kv, self._rows = kv, kv.rows(step.block_table[sequence], positions)
         self._queries = run.tokens.stop - run.tokens.start
         ends = step.query_start[sequence : sequence + 2]
         self._query_ends = (ends - ends[0]).int()
         self._length = step.seq_lens[run.sequences]
-        self._key_ends: dict[int, tuple[torch.Tensor, ...]] = {}  # by the number of parts; the first layer makes them
+        self._parts: dict[int, tuple[PastKeys | None, torch.Tensor]] = {}  # by their number; the first layer makes them
 
     def __call__(self, layer: int, q: torch.Tensor) -> torch.Tensor:
-        k, v = (x[0] for x in self._kv.gather(layer, self._table))
+        k, v = self._kv.read(layer, self._rows)
         splits = flash_splits(self._queries, q.shape[1], len(k), q.device)
-        if splits not in self._key_ends:
-            self._key_ends[splits] = self._ends_of(splits)
-        copies_ends, past_ends, own_ends = self._key_ends[splits]
+        if splits not in self._parts:
+            self._parts[splits] = self._cut(splits)
+        past, own_ends = self._parts[splits]
         own = _flash(q, k, v, self._query_ends, own_ends, self._queries, is_causal=True)
-        if splits == 0:
-            return own[0].flatten(1)
-        copies = q.repeat(splits, 1, 1)
-        past = _flash(copies, k, v, copies_ends, past_ends, self._queries, is_causal=False)
-        return merge_attention(*past, *own).flatten(1)
+        return own[0].flatten(1) if past is None else merge_attention(*past(q, k, v), *own).flatten(1)
 
-    def _ends_of(self, splits: int) -> tuple[torch.Tensor, ...]:
-        """Where copies of the queries, parts of the keys before the chunk, and the keys that are left begin and end."""
-        steps = torch.arange(splits + 1, device=self._length.device)
+    def _cut(self, splits: int) -> tuple[PastKeys | None, torch.Tensor]:
+        """Parts of the keys before the chunk, and where the keys that are left begin and end."""
         past = self._length - self._queries if splits else torch.zeros_like(self._length)
-        return (
-            (steps * self._queries).int(),
-            (past * steps // max(splits, 1)).int(),
-            torch.cat((past, self._length)).int(),
-        )
+        parts = PastKeys(past, self._queries, splits) if splits else None
+        return parts, torch.cat((past, self._length)).int()
 
 
 def _flash(

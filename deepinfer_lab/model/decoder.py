@@ -10,7 +10,7 @@ from torch.nn.functional import rms_norm
 from deepinfer_lab.kernels.mma_small import Norm
 from deepinfer_lab.kv.pool import KVPool, KVShape
 from deepinfer_lab.model.config import ModelConfig
-from deepinfer_lab.model.embedding import DenseEmbedding, PackedEmbedding
+from deepinfer_lab.model.embedding import Embedding
 from deepinfer_lab.model.fused_block import fused_block, fused_rows, normed_product
 from deepinfer_lab.model.ops import CudaOps, Ops, StepOps, TorchOps, ops_for
 from deepinfer_lab.model.rope import Rope
@@ -18,7 +18,6 @@ from deepinfer_lab.model.step_input import StepInput
 from deepinfer_lab.quant.linear import DenseLinear, QuantLinear
 
 Linear = DenseLinear | QuantLinear
-Embedding = DenseEmbedding | PackedEmbedding
 
 
 @dataclass(frozen=True)
@@ -104,18 +103,27 @@ class Decoder:
             isinstance(each, QuantLinear) for each in (*self._linears(), self._lm_head)
         )
 
+    @property
+    def reaches_host(self) -> bool:
+        """As its `Ops`."""
+        return self._ops.reaches_host
+
     def _linears(self) -> Iterator[Linear]:
         return (linear for b in self._blocks for linear in (b.qkv, b.o, b.gate_up, b.down))
+
+    def prepare(self, tokens: int) -> None:
+        """What must come, in the same thread, before `forward` of a step with a chunk of so many tokens is captured."""
+        self._ops.prepare(tokens)
 
     def forward(self, step: StepInput, kv: KVPool) -> torch.Tensor:
         """Run new tokens through the model, writing their K and V into the cache.
 
         Returns:
-            logits [L, vocab], float32, for the rows named by `step.logits_index`.
+            logits [L, vocab], as the head makes them, for the rows named by `step.logits_index`.
         """
         ops, eps = self._ops, self.config.rms_norm_eps
         on_step = ops.step(step, kv, self._rope)
-        x = self._embed(step.token_ids)
+        x = ops.embed(self._embed, step)
         if len(x) in self._fused_rows:
             for layer, block in enumerate(self._blocks):
                 x = fused_block(block, x, eps, partial(self._attend, layer, block, on_step))
@@ -130,7 +138,13 @@ class Decoder:
         if len(step.logits_index) < len(x):  # otherwise all rows are wanted, and they are in order
             x, delta = x[step.logits_index], delta[step.logits_index]
         _, last = ops.add_norm(x, delta, self._norm, eps)
-        return self._lm_head(last).float()
+        return self._lm_head(last)
+
+    def likeliest(
+        self, logits: torch.Tensor, last: torch.Tensor | None = None, host: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """What `Ops.likeliest` says of what `forward` returned."""
+        return self._ops.likeliest(logits, last, host)
 
     def pass_block(self, block: Block, x: torch.Tensor, step: StepInput, kv: KVPool) -> torch.Tensor:
         """One block by itself: hidden states x [T, hidden] -> [T, hidden]. K and V go to the pool's first layer."""
@@ -144,8 +158,8 @@ class Decoder:
         """What the last block makes [L, hidden] -> [L, vocab]."""
         head, eps = self._lm_head, self.config.rms_norm_eps
         if len(x) in head.fused_rows:
-            return normed_product(head, x, Norm(self._norm, eps)).float()
-        return head(self._ops.norm(x, self._norm, eps)).float()
+            return normed_product(head, x, Norm(self._norm, eps))
+        return head(self._ops.norm(x, self._norm, eps))
 
     def _attend(self, layer: int, block: Block, on_step: StepOps, qkv: torch.Tensor) -> torch.Tensor:
         """[T, q_size + 2 * kv_size] -> [T, q_size]."""

@@ -36,3 +36,6 @@ class PackedEmbedding:
         table = self.weight
         packed, scales = (tensor.index_select(0, ids) for tensor in (table.packed, table.scales))
         return PackedWeight(table.bits, table.group, len(ids), table.k, packed, scales).dequantise(self.dtype)
+
+
+Embedding = DenseEmbedding | PackedEmbedding

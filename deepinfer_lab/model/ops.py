@@ -1,4 +1,4 @@
-"""The operations between a decoder's linear layers, in two implementations: plain torch, and fused CUDA kernels."""
+"""The operations around and between a decoder's linear layers, in two implementations: plain torch, and fused CUDA kernels."""
 
 from collections.abc import Callable
 from typing import Protocol
@@ -7,7 +7,7 @@ import torch
 from torch.nn.functional import rms_norm, silu
 
 from deepinfer_lab.errors import MissingDependency
-from deepinfer_lab.kernels import elementwise
+from deepinfer_lab.kernels import elementwise, ends
 from deepinfer_lab.kernels.compiler import load_nvrtc
 from deepinfer_lab.kernels.ops_catalogue import MIN_CAPABILITY
 from deepinfer_lab.kernels.paged_attention import paged_decode, rotate_write_decode, supports
@@ -22,6 +22,8 @@ from deepinfer_lab.model.attention import (
     torch_attention,
 )
 from deepinfer_lab.model.config import ModelConfig
+from deepinfer_lab.model.embedding import DenseEmbedding, Embedding
+from deepinfer_lab.model.own_attention import OwnAttention, OwnChunk
 from deepinfer_lab.model.rope import Rope, rotate
 from deepinfer_lab.model.step_input import StepInput
 from deepinfer_lab.quant.interleave import interleaved_rows
@@ -40,7 +42,23 @@ class StepOps(Protocol):
 
 
 class Ops(Protocol):
-    """x and delta are [T, hidden], weights [hidden]."""
+    """x and delta are [T, hidden], weights [hidden]. reaches_host: its kernels can read and write pinned host memory."""
+
+    reaches_host: bool
+
+    def embed(self, embedding: Embedding, step: StepInput) -> torch.Tensor:
+        """Rows [T, hidden] of the step's tokens, after those that it carries are in their places."""
+        ...
+
+    def likeliest(self, logits: torch.Tensor, last: torch.Tensor | None, host: torch.Tensor | None) -> torch.Tensor:
+        """Of each row of logits [L, vocab] the largest, and its token: float64 [2, L], which holds both exactly. NaN is the
+        largest, and of equals the first counts. last: int64, at least L, whose first L become the tokens. host: as for
+        `ends.likeliest`; None where not `reaches_host`."""
+        ...
+
+    def prepare(self, tokens: int) -> None:
+        """What must come, in the same thread, before a step with a prompt chunk of so many tokens is captured."""
+        ...
 
     def norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         """RMSNorm."""
@@ -61,6 +79,23 @@ class Ops(Protocol):
 
 class TorchOps:
     """On any device and in any dtype."""
+
+    reaches_host = False
+
+    def embed(self, embedding: Embedding, step: StepInput) -> torch.Tensor:
+        if step.carried is not None:
+            step.carried.put_into(step.token_ids)
+        return embedding(step.token_ids)
+
+    def likeliest(self, logits: torch.Tensor, last: torch.Tensor | None, host: None = None) -> torch.Tensor:
+        best = torch.empty(2, len(logits), dtype=torch.float64, device=logits.device)
+        best[0], best[1] = logits.max(dim=-1)
+        if last is not None:
+            last[: len(logits)] = best[1]
+        return best
+
+    def prepare(self, tokens: int) -> None:
+        pass
 
     def norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         return rms_norm(x, weight.shape, weight, eps)
@@ -101,10 +136,27 @@ class CudaOps:
     Args:
         fixed_split: positions of an attention split (`kernels.paged_attention`). A token's attention is then the same bits in
             any batch, and in a prompt chunk as in a decode step. None: as fits the batch and the card.
+        own: for long prompt chunks where splits are not fixed; None: flash attention for all.
     """
 
-    def __init__(self, fixed_split: int | None = None) -> None:
-        self._fixed_split = fixed_split
+    reaches_host = True
+
+    def __init__(self, fixed_split: int | None = None, own: OwnAttention | None = None) -> None:
+        self._fixed_split, self._own = fixed_split, own
+
+    def prepare(self, tokens: int) -> None:
+        if self._own is not None:
+            self._own.prepare(tokens)
+
+    def embed(self, embedding: Embedding, step: StepInput) -> torch.Tensor:
+        if not isinstance(embedding, DenseEmbedding):
+            return TorchOps().embed(embedding, step)
+        carried = step.carried
+        more = () if carried is None else (carried.sources, carried.last)
+        return ends.embed(step.token_ids, embedding.weight, *more)
+
+    def likeliest(self, logits: torch.Tensor, last: torch.Tensor | None, host: torch.Tensor | None) -> torch.Tensor:
+        return ends.likeliest(logits, last, host=host)
 
     def norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         return elementwise.rms_norm(x, weight, eps)
@@ -118,7 +170,7 @@ class CudaOps:
         return elementwise.silu_mul(gate_up, interleaved=interleaved)
 
     def step(self, step: StepInput, kv: KVPool, rope: Rope) -> StepOps:
-        return CudaStep(step, kv, rope, self._fixed_split)
+        return CudaStep(step, kv, rope, self._fixed_split, self._own)
 
 
 class CudaStep:
@@ -128,15 +180,21 @@ class CudaStep:
     new token, the paged kernel also rotates and writes.
     """
 
-    def __init__(self, step: StepInput, kv: KVPool, rope: Rope, fixed_split: int | None) -> None:
+    def __init__(
+        self, step: StepInput, kv: KVPool, rope: Rope, fixed_split: int | None, own: OwnAttention | None
+    ) -> None:
         self._step, self._kv, self._rope = step, kv, rope
 
         def paged(run: Run, kv: KVPool) -> PagedTokens:
             return PagedTokens(run, kv, rope, fixed_split)
 
+        def flash(run: Run, kv: KVPool) -> FlashChunk | OwnChunk:
+            long = own is not None and own.takes(run.tokens.stop - run.tokens.start)
+            return OwnChunk(run, kv, own) if long else FlashChunk(run, kv)
+
         chunk = rows = paged
         if fixed_split is None:
-            chunk = FlashChunk if flash_takes(kv, step.positions.device) else MaskedChunk
+            chunk = flash if flash_takes(kv, step.positions.device) else MaskedChunk
             rows = paged if supports(kv.shape.head_dim, kv.block_size) else MaskedRows
         self._attention = Attention(step, kv, chunk, rows)
         only = self._attention.parts[0][1]
@@ -193,7 +251,7 @@ class PagedTokens:
 
 def ops_for(config: ModelConfig, device: torch.device, dtype: torch.dtype) -> Ops:
     """CUDA kernels where the model, the card and what is installed allow it, otherwise torch."""
-    return CudaOps() if obstacle(config, device, dtype) is None else TorchOps()
+    return TorchOps() if obstacle(config, device, dtype) else CudaOps(own=OwnAttention.of(config, device))
 
 
 def obstacle(config: ModelConfig, device: torch.device, dtype: torch.dtype) -> str | None:

@@ -18,6 +18,24 @@ class Span:
 
 
 @dataclass(frozen=True)
+class Carried:
+    """Tokens of a step's last rows that only the device knows, since an earlier step has chosen them.
+
+    Attributes:
+        last: int64 [N], tokens of an earlier step. sources: int64 [R], for the step's last R tokens: where in `last` the real
+            one is, or below 0 where the step has it.
+    """
+
+    last: torch.Tensor
+    sources: torch.Tensor
+
+    def put_into(self, token_ids: torch.Tensor) -> None:
+        """Write them in their places of token_ids [T]."""
+        rows = token_ids[len(token_ids) - len(self.sources) :]
+        rows.copy_(torch.where(self.sources >= 0, self.last[self.sources.clamp(min=0)], rows))
+
+
+@dataclass(frozen=True)
 class StepInput:
     """A variable-length batch of S sequences with T new tokens in total. Tensors live on the model's device.
 
@@ -28,6 +46,7 @@ class StepInput:
         block_table: int64 [S, B], padded with the sequence's own last block: another's might hold NaN.
         logits_index: int64 [L], rows of the flattened batch whose logits are wanted.
         query_lens, context_lens: the same lengths on the host, so that nothing waits for the device to learn them.
+        carried: tokens that a forward pass first puts into `token_ids`, if any.
     """
 
     token_ids: torch.Tensor
@@ -39,6 +58,7 @@ class StepInput:
     logits_index: torch.Tensor
     query_lens: tuple[int, ...]
     context_lens: tuple[int, ...]
+    carried: Carried | None = None
 
     @classmethod
     def build(cls, spans: Sequence[Span], block_size: int, device: torch.device) -> "StepInput":

@@ -28,7 +28,7 @@ def sequence(length: int, launched: int, first_block: int) -> Sequence:
 def filled(work, shape: PaddedShape) -> PaddedInput:
     memory = torch.full((PaddedInput.length(shape),), -7, dtype=torch.int64)
     padded = PaddedInput(shape, memory)
-    padded.fill(work, BLOCK, SCRATCH, MAX_CONTEXT)
+    padded.fill(work, BLOCK, SCRATCH, MAX_CONTEXT, 0)
     return padded
 
 
@@ -73,8 +73,9 @@ def test_one_phase_alone(phase):
     padded = filled(work, shape)
     assert padded.logits_index.tolist() == ([4] if phase == "prefill" else [0, 1])
     assert padded.token_ids.tolist()[: len(work.spans[0].tokens)] == list(work.spans[0].tokens)
-    step = padded.step(BLOCK)
+    step = padded.step(BLOCK, torch.tensor([9, 8]))
     assert step.query_lens == ((8,) if phase == "prefill" else (1, 1))
+    assert (step.carried is None) == (phase == "prefill")
     assert -7 not in padded.memory  # all of it is written
 
 

@@ -10,10 +10,11 @@ from deepinfer_lab.engine.lane import Ticket
 from deepinfer_lab.engine.placement import Placement
 from deepinfer_lab.engine.policy import policy_named
 from deepinfer_lab.engine.simulated_lane import LATE, SimulatedLane
-from deepinfer_lab.engine.step_graph import LastTokens, StepGraphs
+from deepinfer_lab.engine.step_graph import StepGraphs
 from deepinfer_lab.engine.work import Work
 from deepinfer_lab.errors import SettingError
 from deepinfer_lab.kv.pool import KVPool
+from deepinfer_lab.model.step_input import Span
 
 NO_MEMORY = torch.OutOfMemoryError("CUDA out of memory.")
 
@@ -138,7 +139,7 @@ def test_shapes_that_graphs_are_captured_for(tiny, block_size):
     kv = KVPool(tiny.kv_shape, 4096 // block_size, block_size, tiny.device, scratch=True)
     graphs = StepGraphs(
         tiny, kv, phases=("mixed", "decode", "prefill"), chunk_tokens=300, max_batch=9, max_tokens=2000,
-        last=LastTokens(10, tiny.device),
+        last=torch.zeros(10, dtype=torch.int64),
     )  # fmt: skip
     shapes = list(graphs.shapes())
     assert len(shapes) == len(set(shapes))
@@ -152,3 +153,22 @@ def test_shapes_that_graphs_are_captured_for(tiny, block_size):
             and bool(shape.rows) == bool(rows)
             for shape in shapes
         )
+
+
+def test_a_long_chunk_that_begins_a_prompt_has_no_columns_but_its_own(tiny, monkeypatch):
+    kv = KVPool(tiny.kv_shape, 512, 16, tiny.device, scratch=True)
+    graphs = StepGraphs(
+        tiny, kv, phases=("mixed", "decode", "prefill"), chunk_tokens=2048, max_batch=4, max_tokens=5000,
+        last=torch.zeros(5, dtype=torch.int64),
+    )  # fmt: skip
+    monkeypatch.setattr(graphs, "capture", lambda shape: shape)
+    shapes = list(graphs.shapes())
+    assert len(shapes) == len(set(shapes))
+    for start, tokens, rows, columns in (
+        (0, 512, 0, 32), (0, 400, 0, 32), (0, 1100, 0, 128), (0, 1024, 0, 64), (16, 512, 0, 64), (0, 200, 0, 64),
+        (2048, 2048, 0, 256), (0, 512, 1, 64),
+    ):  # fmt: skip
+        spans = (Span([1] * tokens, start, [0]), *[Span([1], 900, [1])] * rows)
+        shape = graphs.for_work(Work("mixed" if rows else "prefill", (), spans, (), 0, ()))
+        assert shape.columns == columns
+        assert shape in shapes

@@ -53,6 +53,16 @@ def test_greedy_takes_the_likeliest():
     ]
 
 
+def test_logits_in_half_precision_are_taken_for_what_they_are():
+    many = logits(20).half()
+    heats = (0.0, 0.5, 1.5, 3.0) * 5
+    params = [SamplingParams(temperature=heat, top_p=0.9, repetition_penalty=1.3, logprobs=3) for heat in heats]
+    draws = [Draw(each, row, (0, 1)) for row, each in enumerate(params)]
+    assert choose(many, draws) == choose(many.float(), draws)
+    greedily = sampling.choose_greedily
+    assert greedily(many) == greedily(many.float())
+
+
 def test_greedy_ignores_everything_else():
     params = SamplingParams(temperature=0, top_k=3, top_p=0.1, seed=9)
     assert sample(logits(), [params], [4]) == sample(logits(), [SamplingParams()], [0])

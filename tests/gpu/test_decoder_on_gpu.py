@@ -47,7 +47,7 @@ def steps() -> list[list[Span]]:
 def logits(decoder: Decoder, *, quantised: bool = False) -> torch.Tensor:
     device = decoder.device
     pool = KVPool(dataclasses.replace(decoder.kv_shape, quantised=quantised), 12, 16, device)
-    return torch.cat([decoder.forward(StepInput.build(spans, 16, device), pool).cpu() for spans in steps()])
+    return torch.cat([decoder.forward(StepInput.build(spans, 16, device), pool).cpu().float() for spans in steps()])
 
 
 @pytest.mark.parametrize("name", CONFIGS)

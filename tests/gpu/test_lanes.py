@@ -17,6 +17,7 @@ from deepinfer_lab.kv.pool import KVPool
 from deepinfer_lab.model.build import build_decoder
 from deepinfer_lab.model.config import ModelConfig
 from deepinfer_lab.model.decoder import Decoder
+from deepinfer_lab.model.ops import CudaOps, TorchOps
 from deepinfer_lab.model.synthetic import SyntheticSource
 from deepinfer_lab.quant.plan import plan_named
 
@@ -106,6 +107,33 @@ def test_a_captured_step_at_every_edge_of_its_sizes(model, quantised):
             assert torch.equal(each[:, : BLOCKS * BLOCK], other[:, : BLOCKS * BLOCK]), (rows, chunk)
 
 
+def test_long_chunks_give_what_flash_attention_gives():
+    """Captured, padded or not, at the beginning of a prompt, where no columns are before them, and further on."""
+    config = dataclasses.replace(CONFIG, max_context=2048)
+    device = torch.device("cuda", torch.cuda.current_device())
+    made = build_decoder(
+        SyntheticSource(config, "random"), plan_named("w4"), group=32, device=device, dtype=torch.float16
+    )
+    plain = Decoder(config, made._embed, made._blocks, made._norm, made._lm_head, CudaOps())
+    captured, eager = (
+        cuda_lanes(
+            ONE_LANE,
+            each,
+            pool(each),
+            graphs=graphs,
+            chunk_tokens=1024,
+            max_batch=1,
+            max_context=1500,
+            decode_share=None,
+        )[ONE_LANE.prefill]
+        for each, graphs in ((made, True), (plain, False))
+    )
+    for launched, chunk in ((0, 512), (0, 400), (512, 512), (300, 1000), (0, 1024), (476, 1024)):
+        work = prepare_prefill(sequence(launched + chunk, launched, 0), chunk, 1)
+        (logits, _), (expected, _) = run(captured, work), run(eager, work)
+        assert ((logits - expected).norm() / expected.norm()).item() < 0.02, (launched, chunk)
+
+
 @pytest.mark.parametrize("graphs", [False, True], ids=["eager", "graphs"])
 def test_a_step_takes_tokens_that_the_host_has_not_seen(model, graphs):
     ours = lane(model, pool(model), ONE_LANE, graphs=graphs)
@@ -147,6 +175,26 @@ def test_steps_on_part_of_the_device_and_on_all_of_it_keep_their_order(model, gr
         expected = outputs(plain, [False] * 6)
         found = outputs(ours, [False, True, True, False, False, True])
     assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
+@pytest.mark.parametrize("ops", [TorchOps(), CudaOps()], ids=["torch", "kernels"])
+def test_answers_of_captured_steps_come_with_and_without_kernels(model, ops):
+    """Of several in flight, each from the one before, whatever takes them to the host."""
+    ours = lane(
+        Decoder(model.config, model._embed, model._blocks, model._norm, model._lm_head, ops), pool(model), ONE_LANE
+    )
+    readers, rows, tickets = [sequence(9 + i, 8 + i, 8 * i, temperature=1.0) for i in range(3)], {}, []
+    with torch.inference_mode():
+        for cycle in range(4):
+            tickets.append(ours.launch(prepare_decode(readers, cycle, rows)))
+            rows = {each: row for row, each in enumerate(readers)}
+            for each in readers:
+                each.launched += 1
+    tickets[-1].finished.wait()
+    for ticket in tickets:
+        values, places = ticket.logits.max(dim=-1)
+        assert torch.equal(ticket.likeliest, torch.stack([values.double(), places.double()]).cpu())
+    assert len({tuple(ticket.likeliest[0].tolist()) for ticket in tickets}) > 1
 
 
 def test_logits_of_whoever_draws_outlive_the_next_launch(model):

@@ -12,7 +12,7 @@ import torch
 from arrivals import Arrivals
 from torch.nn.functional import scaled_dot_product_attention
 
-from deepinfer_lab.kernels import elementwise, paged_attention
+from deepinfer_lab.kernels import elementwise, ends, paged_attention
 from deepinfer_lab.kernels.ops_catalogue import HEAD_DIMS, OPS
 from deepinfer_lab.kv.pool import KVPool, KVShape
 from deepinfer_lab.model.build import build_decoder
@@ -31,7 +31,7 @@ CACHES = pytest.mark.parametrize("quantised", [False, True], ids=["f16", "i8"])
 def on_host(host_ops, monkeypatch: pytest.MonkeyPatch):
     """The launchers, sending their work to the CPU program."""
     arrivals = Arrivals()
-    for module in (elementwise, paged_attention):
+    for module in (elementwise, ends, paged_attention):
         monkeypatch.setattr(module, "launch_op", host_ops.launch)
         monkeypatch.setattr(module, "expect", lambda *_, **__: None)  # it asks for a CUDA device
     monkeypatch.setattr(paged_attention, "_slots", lambda *_: 1000)
@@ -203,7 +203,7 @@ def test_a_whole_decoder(on_host, quantised, qk_norm):
     for ops in (CudaOps(), TorchOps()):
         decoder = Decoder(config, made._embed, made._blocks, made._norm, made._lm_head, ops)
         pool = KVPool(KVShape(2, 2, 64, torch.float16, quantised), 6, 16, CPU)
-        logits.append(torch.cat([decoder.forward(StepInput.build(spans, 16, CPU), pool) for spans in script]))
+        logits.append(torch.cat([decoder.forward(StepInput.build(spans, 16, CPU), pool).float() for spans in script]))
     assert (logits[0] - logits[1]).norm() / logits[1].norm() < (0.03 if quantised else 0.005)
 
 

@@ -89,6 +89,10 @@ def test_what_was_written_is_gathered_through_scrambled_tables(block_size, lengt
         for row, length in enumerate(lengths):
             assert torch.equal(k[row, :length], wrote[layer, row][0])
             assert torch.equal(v[row, :length], wrote[layer, row][1])
+            positions = torch.randperm(length, generator=generator)
+            some = pool.read(layer, pool.rows(padded[row], positions))
+            for found, expected in zip(some, wrote[layer, row], strict=True):
+                assert torch.equal(found, expected[positions])
 
 
 def test_a_new_pool_holds_zeros():

@@ -33,22 +33,22 @@ struct dim3 { int x = 1, y = 1, z = 1; };
 
 inline void __syncwarp() { sync_warp(); }
 
-inline float exchange[2][1024];  // two, in turn: nobody is a whole shuffle ahead, so one barrier is enough
+struct Slot { alignas(8) char bytes[8]; };
+inline Slot exchange[2][1024];  // two, in turn: nobody is a whole shuffle ahead, so one barrier is enough
 inline char turn[1024];
 
-inline float __shfl_xor_sync(unsigned, float value, int distance) {
+template <class T>
+inline T from_thread(T value, int source) {
     const int now = turn[threadIdx.x] ^= 1;
-    exchange[now][threadIdx.x] = value;
+    std::memcpy(exchange[now][threadIdx.x].bytes, &value, sizeof value);
     sync_warp();
-    return exchange[now][threadIdx.x ^ distance];
+    std::memcpy(&value, exchange[now][source].bytes, sizeof value);
+    return value;
 }
-
-inline float __shfl_sync(unsigned, float value, int lane) {
-    const int now = turn[threadIdx.x] ^= 1;
-    exchange[now][threadIdx.x] = value;
-    sync_warp();
-    return exchange[now][threadIdx.x / 32 * 32 + lane];
-}
+template <class T>
+inline T __shfl_xor_sync(unsigned, T value, int distance) { return from_thread(value, threadIdx.x ^ distance); }
+template <class T>
+inline T __shfl_sync(unsigned, T value, int lane) { return from_thread(value, threadIdx.x / 32 * 32 + lane); }
 
 inline float __uint_as_float(unsigned bits) {
     float f;

@@ -65,6 +65,9 @@
 #include "w3_wgmma_128_128.cu"
 #include "w4_dequantise_tiles.cu"
 #include "w3_dequantise_tiles.cu"
+#include "embed.cu"
+#include "fetch.cu"
+#include "likeliest.cu"
 
 struct Buffer {
     long long bytes = -1;
@@ -135,6 +138,9 @@ int main() {
                 case 11: silu_mul(b[0], b[1], n[0], n[1]); break;
                 case 12: merge_attention(b[0], b[1], b[2], b[3], b[4], n[0], n[1], n[2], n[3]); break;
                 default:
+                    if (h[0] == first_unpack + 2) return embed(b[0], b[1], b[2], b[3], b[4], n[0], n[1], n[2]);
+                    if (h[0] == first_unpack + 3) return fetch(b[0], b[1], n[0]);
+                    if (h[0] == first_unpack + 4) return likeliest(b[0], b[1], b[2], b[3], b[4], b[5], n[0], n[1]);
                     if (h[0] >= first_unpack) {
                         return (h[0] == first_unpack ? w4_dequantise_tiles : w3_dequantise_tiles)(b[0], b[1], b[2], n[0], n[1],
                                                                                                   n[2]);

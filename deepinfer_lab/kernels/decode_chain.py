@@ -89,7 +89,9 @@ def obstacle(shape: ChainShape, rows: int, blocks: int, shared: int) -> str | No
     if parts > MOST_PARTS:
         return f"{blocks} blocks share tiles in up to {parts} parts, must be at most {MOST_PARTS}"
     depth = _depth(shape, rows, blocks, shared)
-    return None if depth >= FEWEST_SLOTS else f"{shared} bytes of shared memory hold {depth} slots, must be {FEWEST_SLOTS}"
+    return (
+        None if depth >= FEWEST_SLOTS else f"{shared} bytes of shared memory hold {depth} slots, must be {FEWEST_SLOTS}"
+    )
 
 
 @functools.lru_cache
@@ -121,7 +123,9 @@ def _parts(n: int, k: int, blocks: int) -> int:
 
 def _most_tiles(shape: ChainShape, blocks: int) -> int:
     counts = [
-        -(-(n // UNIT_N) // blocks) if i == 2 else (-(-(n // UNIT_N) * (k // UNIT_K) // blocks) - 2) // (k // UNIT_K) + 2
+        -(-(n // UNIT_N) // blocks)
+        if i == 2
+        else (-(-(n // UNIT_N) * (k // UNIT_K) // blocks) - 2) // (k // UNIT_K) + 2
         for i, (n, k) in enumerate(shape.products)
     ]
     return max(counts)
@@ -150,8 +154,8 @@ class LayerTensors:
     """What a layer reads and writes. Tiles and scales as `quant.tiles.TiledWeight` has them, gate_up of `quant.interleave`.
 
     Attributes:
-        products: tiles and scales of qkv, o, gate_up, down. qkv_bias: float16, or None. input_norm, post_norm: float16 [hidden].
-        k, v: float16 [slots, kv_heads, 128].
+        products: tiles and scales of qkv, o, gate_up, down. qkv_bias: float16 [N of qkv], or None.
+        input_norm, post_norm: float16 [hidden]. k, v: float16 [slots, kv_heads, 128].
     """
 
     products: tuple[tuple[torch.Tensor, torch.Tensor], ...]
@@ -203,7 +207,8 @@ class DecodeChain:
         self.gated = zeros(rows, shape.intermediate, dtype=torch.float16)
         self.attended = zeros(rows, shape.heads, MOST_SPLITS, SPLIT_FLOATS)
         self._arrived = zeros(2, dtype=torch.int32)
-        torch.cuda.current_stream(device).synchronize()  # other streams will use them, too
+        if device.type == "cuda":
+            torch.cuda.current_stream(device).synchronize()  # other streams will use them, too
 
     def _check(self, layers: Sequence[LayerTensors], norm: torch.Tensor, block_size: int) -> None:
         shape, device = self.shape, norm.device

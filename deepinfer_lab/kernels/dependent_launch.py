@@ -1,5 +1,5 @@
-"""Launches that CuPy cannot ask for: programmatic dependent launch, where a kernel's blocks take their places while those of the
-kernel before it still run; and cooperative ones, of which all blocks are resident at once.
+"""Launches that CuPy cannot ask for: programmatic dependent ones, where a kernel's blocks take their places while those of
+the kernel before it still run; and cooperative ones, of which all blocks are resident at once.
 
 A stream otherwise starts a kernel when the one before it is done and has written everything back, about a microsecond during
 which the device does nothing; a decode step is some 400 small kernels. CUDA Programming Guide, "Programmatic Dependent Launch

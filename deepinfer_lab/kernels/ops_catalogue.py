@@ -117,6 +117,8 @@ OPS = MappingProxyType(
                 )
                 for cut in WGMMA_CUTS
             ),
+            Op("w4_dequantise_tiles", 256, "4-bit weights in tiles to dense fp16"),
+            Op("w3_dequantise_tiles", 256, "3-bit weights in tiles to dense fp16"),
             *(
                 Op(
                     f"decode_chain_w4_w{bits}_{rows}",
@@ -129,8 +131,6 @@ OPS = MappingProxyType(
                 for bits in (4, 3)
                 for rows in CHAIN_ROWS
             ),
-            Op("w4_dequantise_tiles", 256, "4-bit weights in tiles to dense fp16"),
-            Op("w3_dequantise_tiles", 256, "3-bit weights in tiles to dense fp16"),
         )
     }
 )

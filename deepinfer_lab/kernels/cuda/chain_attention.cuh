@@ -40,6 +40,23 @@ struct ChainAttention {
     }
 };
 
+// What a block's worth of work is: a row's positions begin .. end - 1 for one KV head, which are the row's split number `split`.
+struct Item {
+    int row = 0, kv_head, split, begin, end, last;  // last: the row's last position
+
+    template <int ROWS>
+    __device__ __forceinline__ Item(const ChainAttention& of, const Sequence (&sequences)[ROWS], unsigned number) {
+#pragma unroll
+        for (int r = 1; r < ROWS; ++r) {
+            const unsigned before = sequences[r - 1].splits * of.kv_heads;
+            if (row == r - 1 && number >= before) number -= before, row = r;
+        }
+        const Sequence& its = sequences[row];
+        kv_head = number / its.splits, split = number % its.splits, last = its.length - 1;
+        begin = split * its.size, end = min(its.length, begin + its.size);
+    }
+};
+
 // A block's shared memory.
 struct AttentionSpace {
     half_t rows[HEADS + 2][HEAD_DIM + 32];  // query heads, then K and V of the token; rows begin at different banks
@@ -142,7 +159,7 @@ __device__ __forceinline__ void leave_split(float* to, AttentionSpace& space, in
 
 // What the splits have found becomes one, [ROWS, heads * D] with rows `stride` apart, by all threads of a block.
 template <int ROWS>
-__device__ __forceinline__ void add_splits(const ChainAttention& of, const Sequence* sequences, half_t* out, int stride) {
+__device__ __forceinline__ void add_splits(const ChainAttention& of, const Sequence (&sequences)[ROWS], half_t* out, int stride) {
     constexpr int FOURS = HEAD_DIM / 4;
 #pragma unroll
     for (int row = 0; row < ROWS; ++row) {
@@ -176,7 +193,7 @@ __device__ __forceinline__ void add_splits(const ChainAttention& of, const Seque
 
 // All of a block's items. await_sums: returns when all blocks have left the parts of q, K and V in `found`; called once.
 template <int ROWS, class Await>
-__device__ __forceinline__ void attend(const ChainAttention& of, const Sequence* sequences, const ChainLayer& layer,
+__device__ __forceinline__ void attend(const ChainAttention& of, const Sequence (&sequences)[ROWS], const ChainLayer& layer,
                                        const float* found, int parts, AttentionSpace& space, int items,
                                        const Await& await_sums) {
     using S = Spread<HEAD_DIM, 2>;
@@ -185,22 +202,14 @@ __device__ __forceinline__ void attend(const ChainAttention& of, const Sequence*
     const int kv_heads = of.kv_heads, ratio = static_cast<unsigned>(of.heads) / kv_heads;
 #pragma unroll 1
     for (int item = blockIdx.x; item < items; item += gridDim.x) {
-        int row = 0;
-        unsigned within = item;
-#pragma unroll
-        for (int r = 1; r < ROWS; ++r) {
-            const unsigned before = sequences[r - 1].splits * kv_heads;
-            if (row == r - 1 && within >= before) within -= before, row = r;
-        }
-        const Sequence its_own = sequences[row];
-        const int kv_head = within / its_own.splits, split = within % its_own.splits, last = its_own.length - 1;
-        const int begin = split * its_own.size, end = min(its_own.length, begin + its_own.size);
+        const Item its(of, sequences, item);
+        const int end = its.end, last = its.last;
         const bool has_last = end > last;
-        const Pages pages = {of.block_table + static_cast<size_t>(row) * of.columns, of.block_size, of.reciprocal, end - 1};
-        const auto *k_base = reinterpret_cast<const unsigned char*>(layer.k + kv_head * HEAD_DIM);
-        const auto *v_base = reinterpret_cast<const unsigned char*>(layer.v + kv_head * HEAD_DIM);
+        const Pages pages = {of.block_table + static_cast<size_t>(its.row) * of.columns, of.block_size, of.reciprocal, end - 1};
+        const auto *k_base = reinterpret_cast<const unsigned char*>(layer.k + its.kv_head * HEAD_DIM);
+        const auto *v_base = reinterpret_cast<const unsigned char*>(layer.v + its.kv_head * HEAD_DIM);
         const int k_offset = g / 2 * 4, k_odd = g % 2, v_offset = t * 4;  // of this lane's positions within a tile
-        int position = begin + warp * POSITIONS;
+        int position = its.begin + warp * POSITIONS;
         int2 k_four = pages.four(position + k_offset), v_four = pages.four(position + v_offset);
         Tile<HEAD_DIM, 2> tile;
         tile.load_k(k_base, nullptr, nullptr, kv_heads, k_four, k_odd, t);
@@ -208,32 +217,32 @@ __device__ __forceinline__ void attend(const ChainAttention& of, const Sequence*
         k_four = pages.four(position + ROUND + k_offset), v_four = pages.four(position + ROUND + v_offset);
 
         // A thread takes four dimensions of a row and those that rotate with them.
-        const int its = thread / 16, dim = thread % 16 * 4;
+        const int head = thread / 16, dim = thread % 16 * 4;
         const size_t angle = static_cast<size_t>(last) * (HEAD_DIM / 2) + dim;
         const uint2 cosines = *reinterpret_cast<const uint2*>(of.cos + angle);
         const uint2 sines = *reinterpret_cast<const uint2*>(of.sin + angle);
         if (item == static_cast<int>(blockIdx.x)) await_sums();
-        if (its < ratio + 2) {
-            const int head = its < ratio ? kv_head * ratio + its : of.heads + (its - ratio) * kv_heads + kv_head;
-            uint2 first = four_outputs<ROWS>(found, parts, row, head * HEAD_DIM + dim, layer.qkv_bias);
-            uint2 second = four_outputs<ROWS>(found, parts, row, head * HEAD_DIM + HEAD_DIM / 2 + dim, layer.qkv_bias);
-            if (its <= ratio) {
+        if (head < ratio + 2) {
+            const int from = head < ratio ? its.kv_head * ratio + head : of.heads + (head - ratio) * kv_heads + its.kv_head;
+            uint2 first = four_outputs<ROWS>(found, parts, its.row, from * HEAD_DIM + dim, layer.qkv_bias);
+            uint2 second = four_outputs<ROWS>(found, parts, its.row, from * HEAD_DIM + HEAD_DIM / 2 + dim, layer.qkv_bias);
+            if (head <= ratio) {
                 float a[4], b[4], c[4], d[4], cosine[4], sine[4];
                 float_four(first, a), float_four(second, b), float_four(cosines, cosine), float_four(sines, sine);
 #pragma unroll
                 for (int i = 0; i < 4; ++i) c[i] = a[i] * cosine[i] - b[i] * sine[i], d[i] = b[i] * cosine[i] + a[i] * sine[i];
                 first = half_four(c), second = half_four(d);
             }
-            half_t* const to = space.rows[its < ratio ? its : HEADS + its - ratio] + dim;
+            half_t* const to = space.rows[head < ratio ? head : HEADS + head - ratio] + dim;
             *reinterpret_cast<uint2*>(to) = first, *reinterpret_cast<uint2*>(to + HEAD_DIM / 2) = second;
-            if (its >= ratio && has_last) {
-                const size_t vector = static_cast<size_t>(pages.slot(last)) * kv_heads + kv_head;
-                half_t* const cached = (its == ratio ? layer.k : layer.v) + vector * HEAD_DIM + dim;
+            if (head >= ratio && has_last) {
+                const size_t vector = static_cast<size_t>(pages.slot(last)) * kv_heads + its.kv_head;
+                half_t* const cached = (head == ratio ? layer.k : layer.v) + vector * HEAD_DIM + dim;
                 *reinterpret_cast<uint2*>(cached) = first, *reinterpret_cast<uint2*>(cached + HEAD_DIM / 2) = second;
             }
         }
-        if (its >= ratio + 2 && its < HEADS + 2) {  // heads that there are not
-            half_t* const to = space.rows[its - 2] + dim;
+        if (head >= ratio + 2 && head < HEADS + 2) {  // heads that there are not
+            half_t* const to = space.rows[head - 2] + dim;
             *reinterpret_cast<uint2*>(to) = {}, *reinterpret_cast<uint2*>(to + HEAD_DIM / 2) = {};
         }
         sync_chain();
@@ -281,7 +290,8 @@ __device__ __forceinline__ void attend(const ChainAttention& of, const Sequence*
             tile.load_v(v_base, kv_heads, v_four, g);
             v_four = pages.four(position + 2 * ROUND + v_offset);
         }
-        leave_split(of.split(row, kv_head * ratio, split), space, ratio, top, sum, o);
+        const Item found_again(of, sequences, settled(item));  // registers are scarce
+        leave_split(of.split(found_again.row, found_again.kv_head * ratio, found_again.split), space, ratio, top, sum, o);
         sync_chain();  // the space is free again, and all of the split is written
     }
 }

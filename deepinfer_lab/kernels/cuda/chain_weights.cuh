@@ -10,7 +10,7 @@
 constexpr int CHAIN_WARPS = 8, CHAIN_THREADS = 32 * CHAIN_WARPS;  // that multiply; one warp more copies
 constexpr int SCALE_BYTES = 2 * MMA_N;  // of a unit: a group is 128 of k
 constexpr int MOST_PARTS = 3;              // of a tile: blocks that share its units
-enum Product { QKV, O, GATE_UP, DOWN, PRODUCTS };
+enum ChainProduct { QKV, O, GATE_UP, DOWN, PRODUCTS };
 
 // A layer as the host lays it out: addresses. Tiles and scales as in quant/tiles.py, gate_up interleaved (quant/interleave.py).
 struct ChainLayer {

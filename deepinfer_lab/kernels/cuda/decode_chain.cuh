@@ -15,7 +15,7 @@
 #include "silu.cuh"
 
 enum Stamp { AFTER_WAIT, AFTER_ROWS, AFTER_PRODUCTS, AFTER_ARRIVAL, STAMPS };
-constexpr int PHASES = 5;
+enum Phase { OF_QKV, OF_ATTENTION, OF_O, OF_GATE_UP, OF_DOWN, PHASES };
 
 // What a launch is given. x: [ROWS, hidden]. found: parts of qkv, o and down, one after another. gated: [ROWS, intermediate].
 struct Chain {
@@ -50,6 +50,7 @@ struct Space {
         sequences = reinterpret_cast<Sequence*>(shares + PRODUCTS);
         layers = reinterpret_cast<ChainLayer*>(shares + PRODUCTS + 8);
     }
+    __device__ __forceinline__ Sequence (&lengths() const)[ROWS] { return *reinterpret_cast<Sequence(*)[ROWS]>(sequences); }
     __device__ __forceinline__ AttentionSpace& attention() const { return *reinterpret_cast<AttentionSpace*>(act); }
 };
 
@@ -143,19 +144,17 @@ __device__ __forceinline__ void leave_gated(const ChainShare& share, const float
     }
 }
 
-// A block's shares, by one thread: whole tiles of gate_up, units of the others.
-__device__ __forceinline__ void deal(ChainShare* shares, const Chain& of, const ChainAttention& attention) {
-    const int q_size = attention.heads * HEAD_DIM, block = blockIdx.x;
-    const int outputs[] = {q_size + 2 * attention.kv_heads * HEAD_DIM, of.hidden, 2 * of.intermediate, of.hidden};
-    const int inputs[] = {of.hidden, q_size, of.hidden, of.intermediate};
-#pragma unroll
-    for (int p = 0; p < PRODUCTS; ++p) {
-        const int units = inputs[p] / MMA_K, tiles = outputs[p] / MMA_N, all = tiles * units;
-        const bool whole = p == GATE_UP;
-        const int begin = whole ? share(block, tiles) * units : share(block, all);
-        const int end = whole ? share(block + 1, tiles) * units : share(block + 1, all);
-        shares[p] = {begin, end - begin, whole ? 0 : block - owner(begin / units * units, all), units};
+// A block's share of a product: whole tiles of gate_up, units of the others.
+__device__ __forceinline__ ChainShare deal(int product, const Chain& of, int q_size, int kv_size) {
+    const int outputs = product == QKV ? q_size + 2 * kv_size : product == GATE_UP ? 2 * of.intermediate : of.hidden;
+    const int inputs = product == O ? q_size : product == DOWN ? of.intermediate : of.hidden;
+    const int units = inputs / MMA_K, tiles = outputs / MMA_N, all = tiles * units, block = blockIdx.x;
+    if (product == GATE_UP) {
+        const int begin = share(block, tiles), end = share(block + 1, tiles);
+        return {begin * units, (end - begin) * units, 0, units};
     }
+    const int begin = share(block, all), end = share(block + 1, all);
+    return {begin, end - begin, block - owner(begin / units * units, all), units};
 }
 
 template <class Attention, class Mlp, int ROWS>
@@ -163,7 +162,7 @@ __device__ __forceinline__ void decode_chain(const Chain& of, const ChainAttenti
     using R = Ring<Attention, Mlp>;
     constexpr bool SAME = unit_bytes<Attention>() == unit_bytes<Mlp>();
     const unsigned thread = threadIdx.x;
-    const int grid = gridDim.x, q_size = attention.heads * HEAD_DIM, kv_size = attention.kv_heads * HEAD_DIM;
+    const int q_size = attention.heads * HEAD_DIM, kv_size = attention.kv_heads * HEAD_DIM;
     const int most = max(max(of.hidden, q_size), of.intermediate);
     R ring(of.depth);
     {
@@ -173,7 +172,8 @@ __device__ __forceinline__ void decode_chain(const Chain& of, const ChainAttenti
         for (int i = thread; i < words; i += step) reinterpret_cast<long long*>(space.layers)[i] = from[i];
         for (int i = thread; i < ROWS * of.hidden; i += step) space.x[i] = of.x[i];
         if (thread < ROWS) space.sequences[thread] = Sequence(max(static_cast<int>(attention.seq_lens[thread]), 1));
-        if (thread == 0) deal(space.shares, of, attention), ring.begin();
+        if (thread < PRODUCTS) space.shares[thread] = deal(thread, of, q_size, kv_size);
+        if (thread == 0) ring.begin();
     }
     unsigned target = arrived_at(of.arrived + 1);  // of the counter, when all are where this block is
     __syncthreads();
@@ -187,71 +187,71 @@ __device__ __forceinline__ void decode_chain(const Chain& of, const ChainAttenti
         if (this_thread() == 0) await_count(of.arrived, target);
         sync_chain();
     };
-    int phase = 0;
-    const auto stamp = [&](Stamp what) {
+    const auto stamp = [&](int phase, Stamp what) {
         if (of.stamps && this_thread() == 0 && phase / PHASES == of.stamped) {
             of.stamps[(blockIdx.x * PHASES + phase % PHASES) * STAMPS + what] = clock64();
         }
     };
     // One copy of each phase's code, since all of it is fetched again for each layer. Where things are is found out again in each
     // round, too: registers are scarce.
-    for (int product = QKV;;) {
+    for (int phase = 0;; ++phase) {
         const bool over = phase == of.phases;
         if (over && blockIdx.x > 0) return;
         const Space<R, ROWS> space(ring, of, settled(most));
         const ChainLayer& layer = space.layers[over ? 0 : phase / PHASES];
         float* const found_o = of.found + (q_size + 2 * kv_size) * of.parts * ROWS;
         float* const found_down = found_o + of.hidden * of.parts * ROWS;
-        if (over || product == QKV || product == GATE_UP) {
-            const bool nothing = phase == 0 || (over && phase % PHASES != 0);
-            copy_row(space.weight, over ? of.norm : product == QKV ? layer.input_norm : layer.post_norm, of.hidden);
-            await_all();
-            stamp(AFTER_WAIT);
-            add_norm<ROWS>(space.x, space.weight, !over && product == GATE_UP ? found_o : found_down, nothing ? 0 : of.parts,
-                           space.squares, space.act, space.stride, of.hidden, of.eps);
-            if (over) break;
-        } else if (product == O) {
-            int items = 0;  // blocks' worth of attention
+        const int kind = over ? OF_QKV : phase % PHASES;
+        if (kind == OF_ATTENTION) {
+            int items = 0;  // blocks' worth of work
 #pragma unroll
             for (int r = 0; r < ROWS; ++r) items += space.sequences[r].splits * attention.kv_heads;
             if (static_cast<int>(blockIdx.x) < items) {
-                attend<ROWS>(attention, space.sequences, layer, of.found, of.parts, space.attention(), items, [&] {
+                attend(attention, space.lengths(), layer, of.found, of.parts, space.attention(), items, [&] {
                     await_all();
-                    stamp(AFTER_WAIT);
+                    stamp(phase, AFTER_WAIT);
                 });
-                stamp(AFTER_PRODUCTS);
+                stamp(phase, AFTER_PRODUCTS);
                 if (this_thread() == 0) arrive_at(of.arrived);
-                stamp(AFTER_ARRIVAL);
+                stamp(phase, AFTER_ARRIVAL);
             }
-            target += min(items, grid);
-            if (++phase == of.phases) continue;
+            target += min(items, static_cast<int>(gridDim.x));  // the others do not arrive
+            continue;
+        }
+        if (kind == OF_QKV || kind == OF_GATE_UP) {
+            const bool nothing = phase == 0 || (over && phase % PHASES != 0);
+            copy_row(space.weight, over ? of.norm : kind == OF_QKV ? layer.input_norm : layer.post_norm, of.hidden);
             await_all();
-            stamp(AFTER_WAIT);
-            add_splits<ROWS>(attention, space.sequences, space.act, space.stride);
-            sync_chain();
+            stamp(phase, AFTER_WAIT);
+            add_norm<ROWS>(space.x, space.weight, kind == OF_QKV ? found_down : found_o, nothing ? 0 : of.parts, space.squares,
+                           space.act, space.stride, of.hidden, of.eps);
+            if (over) break;
         } else {
             await_all();
-            stamp(AFTER_WAIT);
+            stamp(phase, AFTER_WAIT);
+            if (kind == OF_O) {
+                add_splits(attention, space.lengths(), space.act, space.stride);
+            } else {
 #pragma unroll
-            for (int r = 0; r < ROWS; ++r) {
-                copy_row(space.act + r * space.stride, of.gated + r * of.intermediate, of.intermediate);
+                for (int r = 0; r < ROWS; ++r) {
+                    copy_row(space.act + r * space.stride, of.gated + r * of.intermediate, of.intermediate);
+                }
+                wait_copies<0>();
             }
-            wait_copies<0>();
             sync_chain();
         }
-        stamp(AFTER_ROWS);
-        const ChainShare& share = space.shares[product];
-        if (SAME || product < GATE_UP) multiply_units<Attention, ROWS>(ring, share, space.act, space.stride, space.sums);
+        stamp(phase, AFTER_ROWS);
+        const ChainShare& share = space.shares[kind == OF_QKV ? QKV : kind - 1];
+        if (SAME || kind <= OF_O) multiply_units<Attention, ROWS>(ring, share, space.act, space.stride, space.sums);
         else multiply_units<Mlp, ROWS>(ring, share, space.act, space.stride, space.sums);
-        stamp(AFTER_PRODUCTS);
+        stamp(phase, AFTER_PRODUCTS);
         sync_chain();
-        if (product == GATE_UP) leave_gated<ROWS>(share, space.sums, of.gated, of.intermediate);
-        else leave_parts<ROWS>(share, space.sums, product == QKV ? of.found : product == O ? found_o : found_down, of.parts);
+        if (kind == OF_GATE_UP) leave_gated<ROWS>(share, space.sums, of.gated, of.intermediate);
+        else leave_parts<ROWS>(share, space.sums, kind == OF_QKV ? of.found : kind == OF_O ? found_o : found_down, of.parts);
         sync_chain();  // all have written
         if (this_thread() == 0) arrive_at(of.arrived);
-        stamp(AFTER_ARRIVAL);
-        target += grid, ++phase;
-        if (++product == PRODUCTS) product = QKV;
+        stamp(phase, AFTER_ARRIVAL);
+        target += gridDim.x;
     }
     const Space<R, ROWS> space(ring, of, most);
     for (int i = thread; i < ROWS * of.hidden; i += CHAIN_THREADS) {

@@ -19,12 +19,14 @@ from deepinfer_lab.kernels.ops_check import expect, require
 from deepinfer_lab.kernels.tiles_check import UNIT_K, UNIT_N, unit_bytes
 
 NAME = "decode_chain"
-# As decode_chain.cuh and what it includes have them.
-WARPS, HEAD_DIM, MOST_RATIO, MOST_PARTS, MOST_SPLITS, SPLIT_FLOATS = 8, 128, 8, 3, 8, 132
-LAYER_BYTES, SHARE_BYTES, SEQUENCES_BYTES, SQUARES_BYTES = 13 * 8, 4 * 16, 8 * 16, 8 * 8 * 4
-ATTENTION_BYTES = 10 * 160 * 2 + 2 * 8 * 8 * 4 + 8 * 8 * HEAD_DIM * 4
+# As chain_space.cuh has them.
+WARPS, HEAD_DIM, MOST_RATIO, MOST_PARTS, MOST_SPLITS, STATS = 16, 128, 8, 2, 8, 4
+CHAIN_BYTES, SHARE_BYTES, LAYER_BYTES, SEQUENCE_BYTES = 13 * 8 + 17 * 4 + 4, 4 * 32, 13 * 8, 12
+ATTENTION_BYTES = 10 * 160 * 2 + 8 * 32 * 16 + 16 * 8 * 8 * 2 + 2 * 16 * 8 * 4
 PRODUCTS, PHASES, STAMPS = 4, 5, 4
-FEWEST_SLOTS = 8  # of the ring: with fewer, memory would wait
+QKV, O, GATE_UP, DOWN = range(PRODUCTS)
+FEWEST_SLOTS = 5  # of the ring: with fewer, memory would wait
+EVEN = 1.06  # what the block with most may have of a product, relative to an even share
 GROUP, CAPABILITY = 128, (9, 0)
 
 
@@ -59,14 +61,14 @@ class ChainPlan:
     """One launch: its `Op`'s name, blocks, slots of the ring, bytes of shared memory.
 
     Attributes:
-        parts: that a tile of qkv, o or down can have. most_tiles: that a block can have of a product.
+        grains: units of K in a piece of qkv, o and down. most_tiles: that a block can have of a product.
     """
 
     op: str
     blocks: int
     depth: int
     shared: int
-    parts: int
+    grains: tuple[int, int, int]
     most_tiles: int
 
 
@@ -85,10 +87,7 @@ def obstacle(shape: ChainShape, rows: int, blocks: int, shared: int) -> str | No
     for name in ("hidden", "intermediate"):
         if getattr(shape, name) % UNIT_K:
             return f"{name} = {getattr(shape, name)}, must be a multiple of {UNIT_K}"
-    parts = max(_parts(n, k, blocks) for n, k in (shape.products[i] for i in (0, 1, 3)))
-    if parts > MOST_PARTS:
-        return f"{blocks} blocks share tiles in up to {parts} parts, must be at most {MOST_PARTS}"
-    depth = _depth(shape, rows, blocks, shared)
+    depth = _depth(shape, rows, _blocks(shape, blocks), shared)
     return (
         None if depth >= FEWEST_SLOTS else f"{shared} bytes of shared memory hold {depth} slots, must be {FEWEST_SLOTS}"
     )
@@ -104,30 +103,41 @@ def plan(shape: ChainShape, rows: int, blocks: int, shared: int) -> ChainPlan:
     why = obstacle(shape, rows, blocks, shared)
     if why is not None:
         raise KernelError(f"{NAME}: {why}")
-    depth = _depth(shape, rows, blocks, shared)
+    used = _blocks(shape, blocks)
+    depth = _depth(shape, rows, used, shared)
     return ChainPlan(
         op=f"{NAME}_w{shape.attention_bits}_w{shape.mlp_bits}_{rows}",
-        blocks=blocks,
+        blocks=used,
         depth=depth,
-        shared=_fixed(shape, rows, blocks) + depth * _slot(shape),
-        parts=max(_parts(n, k, blocks) for n, k in (shape.products[i] for i in (0, 1, 3))),
-        most_tiles=_most_tiles(shape, blocks),
+        shared=_fixed(shape, rows, used) + depth * _slot(shape),
+        grains=tuple(_grain(n, k, used) for n, k in (shape.products[i] for i in (QKV, O, DOWN))),
+        most_tiles=_most_tiles(shape, used),
     )
 
 
-def _parts(n: int, k: int, blocks: int) -> int:
-    """Into how many parts a tile can fall whose units are shared evenly, in order."""
-    units = k // UNIT_K
-    return max(1, -(-(units - 1) // max(1, n // UNIT_N * units // blocks)) + 1)
+def _blocks(shape: ChainShape, blocks: int) -> int:
+    """At most one block to a tile: each has something of every product, and no tile falls into more than two parts."""
+    return min(blocks, *(n // UNIT_N for n, _ in shape.products))
+
+
+def _grain(n: int, k: int, blocks: int) -> int:
+    """Units of K in a piece: as many as leave the shares even, since each part of a tile has to be read by all."""
+    units, tiles = k // UNIT_K, n // UNIT_N
+    fits = [g for g in range(1, units + 1) if units % g == 0 and _most(units // g * tiles, blocks) * g <= EVEN * tiles * units / blocks]
+    return max(fits, default=1)
+
+
+def _most(pieces: int, blocks: int) -> int:
+    return -(-pieces // blocks)
 
 
 def _most_tiles(shape: ChainShape, blocks: int) -> int:
-    counts = [
-        -(-(n // UNIT_N) // blocks)
-        if i == 2
-        else (-(-(n // UNIT_N) * (k // UNIT_K) // blocks) - 2) // (k // UNIT_K) + 2
-        for i, (n, k) in enumerate(shape.products)
-    ]
+    """Of a product that is dealt in pieces, its first and last may be parts."""
+    counts = []
+    for i, (n, k) in enumerate(shape.products):
+        each = 1 if i == GATE_UP else k // UNIT_K // _grain(n, k, blocks)
+        most = _most(n // UNIT_N * each, blocks)
+        counts.append(most if each == 1 else (most - 2) // each + 2)
     return max(counts)
 
 
@@ -137,12 +147,17 @@ def _slot(shape: ChainShape) -> int:
 
 
 def _fixed(shape: ChainShape, rows: int, blocks: int) -> int:
-    """Bytes of shared memory of a block beside its ring: `Space` in decode_chain.cuh."""
-    activations = rows * (max(shape.hidden, shape.q_size, shape.intermediate) + 32) * 2
-    sums = _most_tiles(shape, blocks) * WARPS * rows * UNIT_N * 4
+    """Bytes of shared memory of a block in front of its ring: `Space` in chain_space.cuh, and what that speaks of."""
+    most = max(shape.hidden, shape.q_size, shape.intermediate)
+    space = _up(CHAIN_BYTES + SHARE_BYTES + rows * SEQUENCE_BYTES + 9 * 4) + rows * WARPS * 4
     hidden = (rows + 1) * shape.hidden * 2
-    tables = shape.layers * LAYER_BYTES + SHARE_BYTES + SEQUENCES_BYTES + SQUARES_BYTES
-    return max(activations, ATTENTION_BYTES) + hidden + sums + tables
+    sums = _most_tiles(shape, blocks) * WARPS * rows * UNIT_N * 4
+    act = max(rows * (most + 32) * 2, ATTENTION_BYTES)
+    return _up(space + act + hidden + sums + shape.layers * LAYER_BYTES + most // UNIT_K * rows * 4)
+
+
+def _up(count: int) -> int:
+    return -(-count // 16) * 16
 
 
 def _depth(shape: ChainShape, rows: int, blocks: int, shared: int) -> int:
@@ -198,17 +213,28 @@ class DecodeChain:
         self._held, self._norm, self._cos, self._sin = tuple(layers), norm, cos, sin
         self._eps, self._block_size = eps, block_size
         self._layers = torch.tensor([_addresses(layer) for layer in layers], dtype=torch.int64).to(device)
-        outputs = sum(shape.products[i][0] for i in (0, 1, 3))
 
-        def zeros(*size: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-            return torch.zeros(size, dtype=dtype, device=device)
+        def places(*size: int) -> torch.Tensor:
+            return torch.full(size, -1, dtype=torch.int32, device=device)  # empty, as chain_exchange.cuh has it
 
-        self.found = zeros(outputs * self.plan.parts * rows)  # places that no block has stay zero
-        self.gated = zeros(rows, shape.intermediate, dtype=torch.float16)
-        self.attended = zeros(rows, shape.heads, MOST_SPLITS, SPLIT_FLOATS)
-        self._arrived = zeros(2, dtype=torch.int32)
+        self.found = places(sum(self._found_sizes()))
+        self.gated = places(rows, shape.intermediate // 2)
+        self.attended = places(rows, MOST_SPLITS, shape.heads * (HEAD_DIM // 2 + STATS))
         if device.type == "cuda":
             torch.cuda.current_stream(device).synchronize()  # other streams will use them, too
+
+    def _found_sizes(self) -> list[int]:
+        """Words of the parts of qkv, o and down."""
+        sizes = []
+        for grain, product in zip(self.plan.grains, (QKV, O, DOWN), strict=True):
+            n, k = self.shape.products[product]
+            sizes.append(n * self.rows * (MOST_PARTS if grain * UNIT_K < k else 1))
+        return sizes
+
+    def reset(self) -> None:
+        """Empty all places: after a launch that stopped early, before the next."""
+        for places in (self.found, self.gated, self.attended):
+            places.fill_(-1)
 
     def _check(self, layers: Sequence[LayerTensors], norm: torch.Tensor, block_size: int) -> None:
         shape, device = self.shape, norm.device
@@ -244,9 +270,10 @@ class DecodeChain:
         Args:
             x: float16 [rows, hidden]: embeddings. block_table: int64 [rows, B], contiguous. seq_lens: int64 [rows], the new
                 tokens included, each of them at least 1.
-            phases: stop after so many, five a layer: norm and qkv, attention, o, norm and gate_up, down. None: after all.
-            stamps: int64 [blocks, 5, 4]: of the layer `stamped`, each block's clock after it has waited, after it has made its
-                rows, after the products and after it has said so.
+            phases: stop after so many, five a layer: norm and qkv, attention, o, norm and gate_up, down. None: after all. A
+                launch that ends within a layer returns nothing of use, and `reset` comes before the next.
+            stamps: int64 [blocks, 5, 4]: of the layer `stamped`, each block's clock after its first thread has waited, after all
+                rows are there, after the products and after it has left the results.
 
         Returns:
             hidden states and their final norm, float16 [rows, hidden] each.
@@ -258,11 +285,11 @@ class DecodeChain:
         hidden, normed = torch.empty_like(x), torch.empty_like(x)
         tensors = (
             x, self._layers, self._norm, hidden, normed, self._cos, self._sin, block_table, seq_lens, self.found, self.gated,
-            self.attended, self._arrived, stamps,
+            self.attended, stamps,
         )  # fmt: skip
         numbers = (
             shape.layers, shape.hidden, shape.intermediate, shape.heads, shape.kv_heads, self._block_size,
-            np.uint32(-(-(2**32) // self._block_size)), block_table.shape[-1], chosen.depth, chosen.parts, chosen.most_tiles,
+            np.uint32(-(-(2**32) // self._block_size)), block_table.shape[-1], chosen.depth, *chosen.grains, chosen.most_tiles,
             PHASES * shape.layers if phases is None else phases, stamped, np.float32(self._eps),
             np.float32(HEAD_DIM**-0.5 * math.log2(math.e)),
         )  # fmt: skip
@@ -271,13 +298,14 @@ class DecodeChain:
 
     def parts_of(self, product: int) -> torch.Tensor:
         """What blocks have left of qkv (0), o (1) or down (3), added: float32 [rows, N]."""
-        sizes = [self.shape.products[i][0] * self.plan.parts * self.rows for i in (0, 1, 3)]
-        found = self.found.split(sizes)[(0, 1, 3).index(product)].view(-1, self.plan.parts, self.rows, UNIT_N)
+        which = (QKV, O, DOWN).index(product)
+        found = self.found.split(self._found_sizes())[which].view(torch.float32)
+        found = found.view(self.shape.products[product][0] // UNIT_N, -1, self.rows, UNIT_N)
         return found.sum(1).transpose(0, 1).flatten(1)
 
 
 def _addresses(layer: LayerTensors) -> list[int]:
-    """`ChainLayer` in chain_weights.cuh."""
+    """`ChainLayer` in chain_space.cuh."""
     tiles, scales = zip(*layer.products, strict=True)
     tensors = (*tiles, *scales, layer.qkv_bias, layer.input_norm, layer.post_norm, layer.k, layer.v)
     return [0 if tensor is None else tensor.data_ptr() for tensor in tensors]

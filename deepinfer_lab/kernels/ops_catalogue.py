@@ -122,7 +122,7 @@ OPS = MappingProxyType(
             *(
                 Op(
                     f"decode_chain_w4_w{bits}_{rows}",
-                    288,
+                    544,
                     f"a decode step of {rows}, {bits} bits in the MLP, for sm_90 alone",
                     shared=True,
                     only="sm_90",

@@ -47,7 +47,7 @@ CASES = {
     "two splits, one unfinished round": (SHAPE, 3, (300,), 1),
     "two rows, a block for all": (SHAPE, 1, (5, 257), 0),
     "three bits in the MLP, eight query heads a KV head": (ChainShape(1, 384, 256, 8, 1, 4, 3), 4, (130, 1), 2),
-    "blocks with nothing to do": (ChainShape(2, 128, 128, 1, 1, 4, 3), 23, (9,), 3),
+    "a block for each tile of o and down": (ChainShape(3, 128, 128, 1, 1, 4, 3), 23, (9,), 3),
     "all splits, more of them than blocks": (ChainShape(1, 128, 256, 7, 7, 4, 4), 5, (1000,), 4),
 }
 

@@ -1,67 +1,36 @@
 // Attention of a few new tokens over the paged cache (fp16, heads of 128), as a part of decode_chain.cuh: the query heads of one
-// KV head and one split of the positions to a block, as in paged_attention.cuh, whose tiles these are (paged_tile.cuh).
+// KV head and one split of the positions to a block. A round is 8 positions to a warp:
 //
-// K and V of the token itself are not in the cache yet: each block makes them, and puts them in the place of what it read there.
-// So what it reads has nothing to do with the kernel's other work and is under way before that is done.
+//     S^T[8 positions, 8 heads] = K Q^T: the other 8 rows of a product are nobody's; exp2(S - the warp's top) is left
+//     O^T[16 of D, 8 heads] += V^T P^T: of every other 16 positions of the round, for what the warp has of D
+//
+// so that K and V take 16 registers each and a warp's part of O four, and two warps' meet in the end. K and V of the token itself
+// are not in the cache yet: each block makes them, and puts them in the place of what it read there. So what it reads has nothing
+// to do with the kernel's other work and is under way before that is done.
 #pragma once
 #include "chain_weights.cuh"
-#include "norm.cuh"
 #include "paged_tile.cuh"
+#include "prefetch.cuh"
 
-constexpr int HEAD_DIM = 128, HEADS = 8, POSITIONS = 16, ROUND = CHAIN_WARPS * POSITIONS;
-constexpr int SPLIT_STATS = 4;  // floats behind each split's sum: max, sum of exp2(score - max), and two that fill 16 bytes
-constexpr int SPLIT_FLOATS = HEAD_DIM + SPLIT_STATS;
-constexpr int MOST_SPLITS = 8, LEAST_SPLIT = 2 * ROUND;  // further positions of a block take less time than adding up splits
-constexpr float LOWEST = -1e30f;                         // below every score, and differences of two are never NaN
-
-// How many positions a sequence has, and how they are split.
-struct Sequence {
-    int length, size, splits;
-
-    Sequence() = default;
-    __device__ __forceinline__ explicit Sequence(int length) : length(length) {
-        const int wanted = min((length + LEAST_SPLIT - 1) / LEAST_SPLIT, MOST_SPLITS);
-        size = ((length + wanted - 1) / wanted + ROUND - 1) / ROUND * ROUND;
-        splits = (length + size - 1) / size;
-    }
-};
-
-// Attention of a step: what all layers share.
-struct ChainAttention {
-    const half_t *cos, *sin;  // [positions, D / 2]
-    const long long *block_table, *seq_lens;
-    float* attended;  // [rows, heads, MOST_SPLITS, SPLIT_FLOATS]
-    int heads, kv_heads, block_size, columns;
-    unsigned reciprocal;
-    float scale_log2;
-
-    __device__ __forceinline__ float* split(int row, int head, int split) const {
-        return attended + ((row * heads + head) * MOST_SPLITS + split) * SPLIT_FLOATS;
-    }
-};
+constexpr int STRIPES = HEAD_DIM / 16, SHARES = CHAIN_WARPS / STRIPES;  // of D; of a round's positions, for each of them
+constexpr int V_TILE = 2 * EACH_WARP, V_TILES = ROUND / V_TILE / SHARES;  // positions of a product; products of a warp
+constexpr float LOWEST = -1e30f;  // below every score, and differences of two are never NaN
 
 // What a block's worth of work is: a row's positions begin .. end - 1 for one KV head, which are the row's split number `split`.
 struct Item {
     int row = 0, kv_head, split, begin, end, last;  // last: the row's last position
 
     template <int ROWS>
-    __device__ __forceinline__ Item(const ChainAttention& of, const Sequence (&sequences)[ROWS], unsigned number) {
+    __device__ __forceinline__ Item(const Space<ROWS>& space, unsigned number) {
 #pragma unroll
         for (int r = 1; r < ROWS; ++r) {
-            const unsigned before = sequences[r - 1].splits * of.kv_heads;
+            const unsigned before = space.sequences[r - 1].splits * space.of.kv_heads;
             if (row == r - 1 && number >= before) number -= before, row = r;
         }
-        const Sequence& its = sequences[row];
+        const Sequence& its = space.sequences[row];
         kv_head = number / its.splits, split = number % its.splits, last = its.length - 1;
         begin = split * its.size, end = min(its.length, begin + its.size);
     }
-};
-
-// A block's shared memory.
-struct AttentionSpace {
-    half_t rows[HEADS + 2][HEAD_DIM + 32];  // query heads, then K and V of the token; rows begin at different banks
-    float top[CHAIN_WARPS][HEADS], sum[CHAIN_WARPS][HEADS];
-    float out[CHAIN_WARPS][HEADS][HEAD_DIM];
 };
 
 __device__ __forceinline__ float max_over_g(float x) {
@@ -75,223 +44,241 @@ __device__ __forceinline__ float sum_over_g(float x) {
     return x;
 }
 
-__device__ __forceinline__ uint2 half_four(const float (&v)[4]) { return {half_pair(v[0], v[1]), half_pair(v[2], v[3])}; }
-__device__ __forceinline__ void float_four(const uint2& four, float (&v)[4]) {
-    v[0] = low_half(four.x), v[1] = high_half(four.x), v[2] = low_half(four.y), v[3] = high_half(four.y);
-}
-
-// Four outputs of a product from `output` on: the sum of its parts, and the bias, rounded. found: [tiles, parts, ROWS, 16].
-template <int ROWS>
-__device__ __forceinline__ uint2 four_outputs(const float* found, int parts, int row, int output, const half_t* bias) {
-    const float* const from = found + (output / MMA_N * parts * ROWS + row) * MMA_N + output % MMA_N;
-    float4 part[MOST_PARTS];
-#pragma unroll
-    for (int p = 0; p < MOST_PARTS; ++p) {
-        part[p] = {};
-        if (p < parts) part[p] = load_shared_by_blocks(reinterpret_cast<const float4*>(from + p * ROWS * MMA_N));
-    }
-    float shift[4] = {};
-    if (bias) float_four(*reinterpret_cast<const uint2*>(bias + output), shift);
-#pragma unroll
-    for (int p = 1; p < MOST_PARTS; ++p) add(part[0], part[p]);
-    const float sum[4] = {part[0].x + shift[0], part[0].y + shift[1], part[0].z + shift[2], part[0].w + shift[3]};
-    return half_four(sum);
-}
-
-// In the place of what the cache has for the last position, and of what is beyond it and counts for nothing, the token's own K.
-__device__ __forceinline__ void renew_k(Tile<HEAD_DIM, 2>& tile, const half_t* row, int position, int last, int t) {
+// What a warp has of a round's K: lane 4g + t a quarter of position g's row. Dimensions as paged_tile.cuh has them.
+struct Keys {
     using S = Spread<HEAD_DIM, 2>;
-    const auto* const bytes = reinterpret_cast<const unsigned char*>(row);
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-        if (position + 2 * i < last) continue;
-#pragma unroll
-        for (int j = 0; j < S::K_LOADS; ++j) {
-            load<S::K_BYTES>(&tile.k[i][j * words_of(S::K_BYTES)], bytes + (j * 4 + t) * S::K_BYTES);
-        }
-    }
-}
-__device__ __forceinline__ void renew_v(Tile<HEAD_DIM, 2>& tile, const half_t* row, int position, int last, int g) {
-    using S = Spread<HEAD_DIM, 2>;
-    const auto* const bytes = reinterpret_cast<const unsigned char*>(row);
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-        if (position + i < last) continue;
-#pragma unroll
-        for (int j = 0; j < S::V_LOADS; ++j) {
-            load<S::V_BYTES>(&tile.v[i][j * words_of(S::V_BYTES)], bytes + (j * 8 + g) * S::V_BYTES);
-        }
-    }
-}
+    unsigned word[S::K_WORDS] = {};  // defined, as in `multiply_units`
 
-// What the warps have found of a split becomes one. to: of the first head, the others MOST_SPLITS splits further on each.
-__device__ __forceinline__ void leave_split(float* to, AttentionSpace& space, int heads, const float (&top)[2],
-                                            const float (&sum)[2], const float (&o)[HEAD_DIM / 16][4]) {
-    const unsigned thread = this_thread();
-    const int warp = thread / 32, g = thread % 32 / 4, t = thread % 4;
+    __device__ __forceinline__ void load(const half_t* row, int t) {
+        const auto* const bytes = reinterpret_cast<const unsigned char*>(row);
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-        const float total = sum_over_g(sum[i]);
-        if (g == 0) space.top[warp][2 * t + i] = top[i], space.sum[warp][2 * t + i] = total;
-#pragma unroll
-        for (int step = 0; step < HEAD_DIM / 16; ++step) {
-            const int dim = Spread<HEAD_DIM, 2>::v_dim(step, g);
-            space.out[warp][2 * t + i][dim] = o[step][i], space.out[warp][2 * t + i][dim + 1] = o[step][i + 2];
-        }
+        for (int j = 0; j < S::K_LOADS; ++j) ::load<S::K_BYTES>(word + j * words_of(S::K_BYTES), bytes + (j * 4 + t) * S::K_BYTES);
     }
-    sync_chain();
-#pragma unroll 1
-    for (int cell = thread; cell < heads * HEAD_DIM; cell += CHAIN_THREADS) {
-        const int head = cell / HEAD_DIM, dim = cell % HEAD_DIM;
-        float highest = LOWEST, total = 0.0f, value = 0.0f;
-#pragma unroll
-        for (int w = 0; w < CHAIN_WARPS; ++w) highest = fmaxf(highest, space.top[w][head]);
-#pragma unroll
-        for (int w = 0; w < CHAIN_WARPS; ++w) {
-            const float weight = exp2_approx(space.top[w][head] - highest);
-            total += weight * space.sum[w][head], value += weight * space.out[w][head][dim];
-        }
-        float* const split = to + head * MOST_SPLITS * SPLIT_FLOATS;
-        split[dim] = value;
-        if (dim == 0) *reinterpret_cast<float4*>(split + HEAD_DIM) = {highest, total, 0.0f, 0.0f};
+    __device__ __forceinline__ void fragment(int step, unsigned (&a)[4]) const {
+        a[0] = word[2 * step], a[2] = word[2 * step + 1], a[1] = a[3] = 0;
     }
-}
+};
 
-// What the splits have found becomes one, [ROWS, heads * D] with rows `stride` apart, by all threads of a block.
-template <int ROWS>
-__device__ __forceinline__ void add_splits(const ChainAttention& of, const Sequence (&sequences)[ROWS], half_t* out, int stride) {
-    constexpr int FOURS = HEAD_DIM / 4;
-#pragma unroll
-    for (int row = 0; row < ROWS; ++row) {
-        const int used = sequences[row].splits;
-#pragma unroll 1
-        for (int item = this_thread(); item < of.heads * FOURS; item += CHAIN_THREADS) {
-            const auto* const from = reinterpret_cast<const float4*>(of.split(row, item / FOURS, 0));
-            float4 value[MOST_SPLITS], stats[MOST_SPLITS];
-#pragma unroll
-            for (int i = 0; i < MOST_SPLITS; ++i) {
-                value[i] = {}, stats[i] = {LOWEST, 0.0f, 0.0f, 0.0f};
-                if (i >= used) continue;
-                value[i] = load_shared_by_blocks(from + i * (SPLIT_FLOATS / 4) + item % FOURS);
-                stats[i] = load_shared_by_blocks(from + i * (SPLIT_FLOATS / 4) + FOURS);
-            }
-            float highest = LOWEST, total = 0.0f, sum[4] = {};
-#pragma unroll
-            for (int i = 0; i < MOST_SPLITS; ++i) highest = fmaxf(highest, stats[i].x);
-#pragma unroll
-            for (int i = 0; i < MOST_SPLITS; ++i) {
-                const float weight = exp2_approx(stats[i].x - highest);
-                total += weight * stats[i].y;
-                sum[0] += weight * value[i].x, sum[1] += weight * value[i].y;
-                sum[2] += weight * value[i].z, sum[3] += weight * value[i].w;
-            }
-            const float whole[4] = {sum[0] / total, sum[1] / total, sum[2] / total, sum[3] / total};
-            *reinterpret_cast<uint2*>(out + row * stride + item * 4) = half_four(whole);
-        }
-    }
-}
+// What a warp has of a round's V: lane 4g + t of four neighbouring positions of each product the dimensions `dim` and dim + 1,
+// which are rows g and g + 8 of V^T.
+struct Stripe {
+    unsigned word[V_TILES][4] = {};
+    int dim, first;  // position: of those of the lane, within the round
 
-// All of a block's items. await_sums: returns when all blocks have left the parts of q, K and V in `found`; called once.
-template <int ROWS, class Await>
-__device__ __forceinline__ void attend(const ChainAttention& of, const Sequence (&sequences)[ROWS], const ChainLayer& layer,
-                                       const float* found, int parts, AttentionSpace& space, int items,
-                                       const Await& await_sums) {
-    using S = Spread<HEAD_DIM, 2>;
-    const unsigned thread = this_thread();
-    const int warp = thread / 32, lane = thread % 32, g = lane / 4, t = lane % 4;
-    const int kv_heads = of.kv_heads, ratio = static_cast<unsigned>(of.heads) / kv_heads;
-#pragma unroll 1
-    for (int item = blockIdx.x; item < items; item += gridDim.x) {
-        const Item its(of, sequences, item);
-        const int end = its.end, last = its.last;
-        const bool has_last = end > last;
-        const Pages pages = {of.block_table + static_cast<size_t>(its.row) * of.columns, of.block_size, of.reciprocal, end - 1};
-        const auto *k_base = reinterpret_cast<const unsigned char*>(layer.k + its.kv_head * HEAD_DIM);
-        const auto *v_base = reinterpret_cast<const unsigned char*>(layer.v + its.kv_head * HEAD_DIM);
-        const int k_offset = g / 2 * 4, k_odd = g % 2, v_offset = t * 4;  // of this lane's positions within a tile
-        int position = its.begin + warp * POSITIONS;
-        int2 k_four = pages.four(position + k_offset), v_four = pages.four(position + v_offset);
-        Tile<HEAD_DIM, 2> tile;
-        tile.load_k(k_base, nullptr, nullptr, kv_heads, k_four, k_odd, t);
-        tile.load_v(v_base, kv_heads, v_four, g);
-        k_four = pages.four(position + ROUND + k_offset), v_four = pages.four(position + ROUND + v_offset);
+    __device__ __forceinline__ Stripe(int warp, int g, int t)
+        : dim(warp % STRIPES * 16 + 2 * g), first(warp / STRIPES * V_TILE + 4 * t) {}
+    __device__ __forceinline__ static constexpr int from(int tile) { return tile * SHARES * V_TILE; }
 
-        // A thread takes four dimensions of a row and those that rotate with them.
-        const int head = thread / 16, dim = thread % 16 * 4;
-        const size_t angle = static_cast<size_t>(last) * (HEAD_DIM / 2) + dim;
-        const uint2 cosines = *reinterpret_cast<const uint2*>(of.cos + angle);
-        const uint2 sines = *reinterpret_cast<const uint2*>(of.sin + angle);
-        if (item == static_cast<int>(blockIdx.x)) await_sums();
-        if (head < ratio + 2) {
-            const int from = head < ratio ? its.kv_head * ratio + head : of.heads + (head - ratio) * kv_heads + its.kv_head;
-            uint2 first = four_outputs<ROWS>(found, parts, its.row, from * HEAD_DIM + dim, layer.qkv_bias);
-            uint2 second = four_outputs<ROWS>(found, parts, its.row, from * HEAD_DIM + HEAD_DIM / 2 + dim, layer.qkv_bias);
-            if (head <= ratio) {
-                float a[4], b[4], c[4], d[4], cosine[4], sine[4];
-                float_four(first, a), float_four(second, b), float_four(cosines, cosine), float_four(sines, sine);
+    // Positions from `round` on.
+    __device__ __forceinline__ void load(const half_t* v, int kv_heads, const Pages& pages, int round) {
 #pragma unroll
-                for (int i = 0; i < 4; ++i) c[i] = a[i] * cosine[i] - b[i] * sine[i], d[i] = b[i] * cosine[i] + a[i] * sine[i];
-                first = half_four(c), second = half_four(d);
-            }
-            half_t* const to = space.rows[head < ratio ? head : HEADS + head - ratio] + dim;
-            *reinterpret_cast<uint2*>(to) = first, *reinterpret_cast<uint2*>(to + HEAD_DIM / 2) = second;
-            if (head >= ratio && has_last) {
-                const size_t vector = static_cast<size_t>(pages.slot(last)) * kv_heads + its.kv_head;
-                half_t* const cached = (head == ratio ? layer.k : layer.v) + vector * HEAD_DIM + dim;
-                *reinterpret_cast<uint2*>(cached) = first, *reinterpret_cast<uint2*>(cached + HEAD_DIM / 2) = second;
-            }
-        }
-        if (head >= ratio + 2 && head < HEADS + 2) {  // heads that there are not
-            half_t* const to = space.rows[head - 2] + dim;
-            *reinterpret_cast<uint2*>(to) = {}, *reinterpret_cast<uint2*>(to + HEAD_DIM / 2) = {};
-        }
-        sync_chain();
-
-        // From here on, [2] counts this lane's two heads, 2t and 2t + 1.
-        float top[2] = {LOWEST, LOWEST}, sum[2] = {}, o[S::STEPS][4] = {};
-#pragma unroll 1
-        for (; position < end; position += ROUND) {
-            const bool renew = has_last && position + POSITIONS > last;
-            if (renew) renew_k(tile, space.rows[HEADS], position + k_offset + k_odd, last, t);
-            float s[4] = {};
-#pragma unroll
-            for (int step = 0; step < S::STEPS; ++step) {
-                unsigned a[4];
-                tile.k_fragment(a, step);
-                const uint2 four = *reinterpret_cast<const uint2*>(&space.rows[g][S::k_dim(step, t)]);
-                mma(s, a, four.x, four.y);
-            }
+        for (int tile = 0; tile < V_TILES; ++tile) {
+            if (round + from(tile) > pages.last) continue;
+            const int2 four = pages.four(round + from(tile) + first);
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
-                const bool exists = position + k_offset + k_odd + i / 2 * 2 < end;
-                s[i] = exists ? s[i] * of.scale_log2 : 2 * LOWEST;
+                const auto* const bytes = reinterpret_cast<const unsigned char*>(v + dim);
+                const unsigned char* const row = row_of(bytes, four.x + min(i, four.y), kv_heads * HEAD_DIM * 2);
+                word[tile][i] = *reinterpret_cast<const unsigned*>(row);
             }
-            tile.load_k(k_base, nullptr, nullptr, kv_heads, k_four, k_odd, t);
-            k_four = pages.four(position + 2 * ROUND + k_offset);
-            float correction[2];
-#pragma unroll
-            for (int i = 0; i < 2; ++i) {
-                const float higher = fmaxf(top[i], max_over_g(fmaxf(s[i], s[i + 2])));
-                correction[i] = exp2_approx(top[i] - higher);
-                top[i] = higher;
-                s[i] = exp2_approx(s[i] - higher), s[i + 2] = exp2_approx(s[i + 2] - higher);
-                sum[i] = sum[i] * correction[i] + (s[i] + s[i + 2]);
-            }
-            const unsigned b0 = transpose(half_pair(s[0], s[1])), b1 = transpose(half_pair(s[2], s[3]));
-            if (renew) renew_v(tile, space.rows[HEADS + 1], position + v_offset, last, g);
-#pragma unroll
-            for (int step = 0; step < S::STEPS; ++step) {
-                unsigned a[4];
-                tile.v_fragment(a, step);
-#pragma unroll
-                for (int i = 0; i < 4; ++i) o[step][i] *= correction[i % 2];
-                mma(o[step], a, b0, b1);
-            }
-            tile.load_v(v_base, kv_heads, v_four, g);
-            v_four = pages.four(position + 2 * ROUND + v_offset);
         }
-        const Item found_again(of, sequences, settled(item));  // registers are scarce
-        leave_split(of.split(found_again.row, found_again.kv_head * ratio, found_again.split), space, ratio, top, sum, o);
-        sync_chain();  // the space is free again, and all of the split is written
+    }
+    // In the place of what the cache has for position `last`, and of what is beyond it and counts for nothing: the token's own.
+    __device__ __forceinline__ void renew(const half_t* row, int round, int last) {
+        const unsigned own = *reinterpret_cast<const unsigned*>(row + dim);
+#pragma unroll
+        for (int tile = 0; tile < V_TILES; ++tile) {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                if (round + from(tile) + first + i >= last) word[tile][i] = own;
+            }
+        }
+    }
+    __device__ __forceinline__ void fragment(int tile, unsigned (&a)[4]) const {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) a[i] = __byte_perm(word[tile][i / 2 * 2], word[tile][i / 2 * 2 + 1], i % 2 ? 0x7632 : 0x5410);
+    }
+};
+
+// A lane's two heads, 2t and 2t + 1, of a value that lane 4g + t has for head g.
+__device__ __forceinline__ void of_two_heads(float value, int t, float (&two)[2]) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) two[i] = __shfl_sync(0xFFFFFFFFu, value, 4 * (2 * t + i));
+}
+
+// The token's own rows: its query heads and K, rotated, and V. Where the item has the last position, K and V to the cache.
+template <int ROWS>
+__device__ __forceinline__ void make_rows(const Space<ROWS>& space, const Item& its, const ChainLayer& layer, const Pages& pages) {
+    const Chain& of = space.of;
+    const int ratio = static_cast<unsigned>(of.heads) / of.kv_heads;
+    // A thread takes four dimensions of a row and those that rotate with them.
+    const int head = this_thread() / 16, dim = this_thread() % 16 * 4;
+    if (head >= HEADS + 2) return;
+    const size_t angle = static_cast<size_t>(its.last) * (HEAD_DIM / 2) + dim;
+    const uint2 cosines = *reinterpret_cast<const uint2*>(of.cos + angle), sines = *reinterpret_cast<const uint2*>(of.sin + angle);
+    const int from = head < ratio ? its.kv_head * ratio + head : of.heads + (head - ratio) * of.kv_heads + its.kv_head;
+    const int output = from * HEAD_DIM + dim;
+    const bool is_one = head < ratio + 2;  // the others are heads that there are not
+    uint2 bias[2] = {};
+    if (layer.qkv_bias && is_one) {
+        bias[0] = *reinterpret_cast<const uint2*>(layer.qkv_bias + output);
+        bias[1] = *reinterpret_cast<const uint2*>(layer.qkv_bias + output + HEAD_DIM / 2);
+    }
+    uint4 part[2][MOST_PARTS];
+    await_words(reinterpret_cast<uint4(&)[2 * MOST_PARTS]>(part), [&](int i) {
+        const int half = i / MOST_PARTS * (HEAD_DIM / 2), p = i % MOST_PARTS;
+        return is_one && p < space.shares[QKV].parts ? four_outputs<ROWS>(space.shares[QKV], p, its.row, output + half) : nullptr;
+    });
+    uint2 first = add_four(part[0], bias[0]), second = add_four(part[1], bias[1]);
+    if (head <= ratio) {
+        float a[4], b[4], c[4], d[4], cosine[4], sine[4];
+        float_four(first, a), float_four(second, b), float_four(cosines, cosine), float_four(sines, sine);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) c[i] = a[i] * cosine[i] - b[i] * sine[i], d[i] = b[i] * cosine[i] + a[i] * sine[i];
+        first = half_four(c), second = half_four(d);
+    }
+    half_t* const to = space.attention().rows[head < ratio ? head : is_one ? HEADS + head - ratio : head - 2] + dim;
+    *reinterpret_cast<uint2*>(to) = first, *reinterpret_cast<uint2*>(to + HEAD_DIM / 2) = second;
+    if (head >= ratio && is_one && its.end > its.last) {
+        const size_t vector = static_cast<size_t>(pages.slot(its.last)) * of.kv_heads + its.kv_head;
+        half_t* const cached = (head == ratio ? layer.k : layer.v) + vector * HEAD_DIM + dim;
+        *reinterpret_cast<uint2*>(cached) = first, *reinterpret_cast<uint2*>(cached + HEAD_DIM / 2) = second;
+    }
+}
+
+// All of a block's items.
+template <int ROWS>
+__device__ __forceinline__ void attend(int phase) {
+    using S = Spread<HEAD_DIM, 2>;
+    const Space<ROWS>& space = space_of<ROWS>();
+    AttentionSpace& shared = space.attention();
+    const ChainLayer& layer = space.layer(phase / PHASES);
+    const unsigned thread = this_thread();
+    const int warp = thread / 32, lane = thread % 32, g = lane / 4, t = lane % 4;
+    const int kv_heads = space.of.kv_heads, ratio = static_cast<unsigned>(space.of.heads) / kv_heads;
+#pragma unroll 1
+    for (int item = blockIdx.x; item < space.items; item += gridDim.x) {
+        const Item its(space, item);
+        const int end = its.end, last = its.last;
+        const Pages pages = {space.of.block_table + static_cast<size_t>(its.row) * space.of.columns, space.of.block_size,
+                             space.of.reciprocal, end - 1};
+        const half_t *k_base = layer.k + its.kv_head * HEAD_DIM, *v_base = layer.v + its.kv_head * HEAD_DIM;
+        int position = its.begin + warp * EACH_WARP + g;  // of K
+        Keys keys;
+        Stripe stripe(warp, g, t);
+        const auto load = [&] {
+            if (position - g < end) {
+                const int slot = pages.slot(min(position, end - 1));
+                keys.load(k_base + static_cast<size_t>(slot) * kv_heads * HEAD_DIM, t);
+            }
+            stripe.load(v_base, kv_heads, pages, position - g - warp * EACH_WARP);
+        };
+        load();
+        for (int later = its.begin + ROUND + thread / 4; later < end; later += ROUND) {  // a half of K's or V's row to a thread
+            const half_t* const row = (thread & 1 ? k_base : v_base) + static_cast<size_t>(pages.slot(later)) * kv_heads * HEAD_DIM;
+#pragma unroll
+            for (int i = 0; i < HEAD_DIM / 2; i += 16) prefetch_sector(row + (thread / 2 & 1) * (HEAD_DIM / 2) + i);
+        }
+        make_rows(space, its, layer, pages);
+        stamp<ROWS>(phase, AFTER_WAIT);
+        sync_chain();
+        stamp<ROWS>(phase, AFTER_ROWS);
+
+        float highest = LOWEST, total = 0.0f, o[2][4] = {};  // of head g; and two chains
+#pragma unroll 1
+        for (;;) {
+            const int round = position - g - warp * EACH_WARP;
+            const bool renew = end > last && round + ROUND > last;
+            if (position - g < end) {
+                if (renew && position >= last) keys.load(shared.rows[HEADS], t);
+                float s[2][4] = {};
+#pragma unroll
+                for (int step = 0; step < S::STEPS; ++step) {
+                    unsigned a[4];
+                    keys.fragment(step, a);
+                    const uint2 four = *reinterpret_cast<const uint2*>(&shared.rows[g][S::k_dim(step, t)]);
+                    mma(s[step % 2], a, four.x, four.y);
+                }
+#pragma unroll
+                for (int i = 0; i < 2; ++i) {
+                    const float score = position < end ? (s[0][i] + s[1][i]) * space.of.scale_log2 : 2 * LOWEST;
+                    const float top = max_over_g(score), weight = exp2_approx(score - top), sum = sum_over_g(weight);
+                    shared.weights[warp][2 * t + i][g] = to_half(weight);
+                    if (g == 0) shared.top[warp][2 * t + i] = top, shared.sum[warp][2 * t + i] = sum;
+                }
+            } else {  // counts for nothing
+                *reinterpret_cast<uint2*>(&shared.weights[warp][g][2 * t / 4 * 4]) = {};
+                shared.top[warp][g] = LOWEST, shared.sum[warp][g] = 0.0f;
+            }
+            if (renew) stripe.renew(shared.rows[HEADS + 1], round, last);
+            sync_chain();
+            float higher = highest, added = 0.0f, factor[2], tops[4], sums[4];  // of a quarter of the warps
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                tops[i] = shared.top[4 * i + t][g], sums[i] = shared.sum[4 * i + t][g];
+                higher = fmaxf(higher, tops[i]);
+            }
+            higher = fmaxf(higher, __shfl_xor_sync(0xFFFFFFFFu, higher, 1));
+            higher = fmaxf(higher, __shfl_xor_sync(0xFFFFFFFFu, higher, 2));
+#pragma unroll
+            for (int i = 0; i < 4; ++i) added += exp2_approx(tops[i] - higher) * sums[i];
+            added += __shfl_xor_sync(0xFFFFFFFFu, added, 1);
+            added += __shfl_xor_sync(0xFFFFFFFFu, added, 2);
+            const float correction = exp2_approx(highest - higher);
+            total = total * correction + added, highest = higher;
+            of_two_heads(correction, t, factor);
+#pragma unroll
+            for (int i = 0; i < 4; ++i) o[0][i] *= factor[i % 2], o[1][i] *= factor[i % 2];
+#pragma unroll
+            for (int i = 0; i < V_TILES; ++i) {
+                if (round + stripe.from(i) >= end) continue;
+                const int whose = (stripe.from(i) + stripe.first) / EACH_WARP;
+                const float its_weight = exp2_approx(shared.top[whose][g] - highest);
+                const uint2 four = *reinterpret_cast<const uint2*>(&shared.weights[whose][g][t % 2 * 4]);
+                const unsigned both = half_pair(its_weight, its_weight);
+                unsigned a[4];
+                stripe.fragment(i, a);
+                mma(o[i % 2], a, mul_pair(four.x, both), mul_pair(four.y, both));
+            }
+            position += ROUND;
+            if (round + ROUND >= end) break;
+            load();
+            sync_chain();  // all have read what the warps have left
+        }
+
+        float part[2];
+        of_two_heads(__fdividef(1.0f, total), t, part);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) o[0][i] = (o[0][i] + o[1][i]) * part[i % 2];
+        if (warp >= STRIPES) shared.out[warp - STRIPES][lane] = {o[0][0], o[0][1], o[0][2], o[0][3]};
+        sync_chain();
+        stamp<ROWS>(phase, AFTER_PRODUCTS);
+        if (warp < STRIPES) {
+            const float4 more = shared.out[warp][lane];
+            unsigned* const to = space.of.split(its.row, its.split);
+            unsigned* const words = to + (its.kv_head * ratio * HEAD_DIM + stripe.dim) / 2 + t * HEAD_DIM;  // of two heads
+            if (2 * t < ratio) put(words, half_pair(o[0][0] + more.x, o[0][2] + more.z));
+            if (2 * t + 1 < ratio) put(words + HEAD_DIM / 2, half_pair(o[0][1] + more.y, o[0][3] + more.w));
+            if (warp == 0 && g < ratio) {
+                put(to + space.of.stats() + (its.kv_head * ratio + g) * 4 + t, t == 0 ? highest : t == 1 ? total : 0.0f);
+            }
+        }
+        sync_chain();  // the space is free again
+    }
+}
+
+// Takes back what `attend` has left of a block's items.
+template <int ROWS>
+__device__ __forceinline__ void empty_attended(const Space<ROWS>& space) {
+    const int ratio = static_cast<unsigned>(space.of.heads) / space.of.kv_heads;
+#pragma unroll 1
+    for (int item = blockIdx.x; item < space.items; item += gridDim.x) {
+        const Item its(space, item);
+        unsigned* const to = space.of.split(its.row, its.split);
+        const int first = its.kv_head * ratio, words = ratio * (HEAD_DIM / 2);
+#pragma unroll 1
+        for (int i = this_thread(); i < words + ratio * 4; i += CHAIN_THREADS) {
+            empty(to + (i < words ? first * (HEAD_DIM / 2) : space.of.stats() + first * 4 - words) + i);
+        }
     }
 }

@@ -1,26 +1,37 @@
 // PTX of kernels whose blocks are all resident and wait for one another (sm_90). A wait that nothing ends traps: a launch fails
-// instead of holding the card. PTX ISA, "Memory Consistency Model" and "red", "mbarrier.try_wait".
+// instead of holding the card. PTX ISA, "Memory Consistency Model", "ld" and "st", "mbarrier.try_wait".
 #pragma once
 #include "wgmma_ptx.cuh"
 
 constexpr long long PATIENCE = 4000000000ll;  // cycles: some two seconds
 
-// One more at a counter that only grows. What this thread knows of is seen by those who find it there.
-__device__ __forceinline__ void arrive_at(unsigned* counter) {
-    asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(counter) : "memory");
-}
-__device__ __forceinline__ unsigned arrived_at(const unsigned* counter) {
-    unsigned count;
-    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(count) : "l"(counter) : "memory");
-    return count;
-}
-// Returns when as many have arrived. Counts may pass 2^32: less than 2^31 lie between any two that are compared.
-__device__ __forceinline__ void await_count(const unsigned* counter, unsigned count) {
-    if (static_cast<int>(arrived_at(counter) - count) >= 0) return;
-    const long long since = clock64();
-    while (static_cast<int>(arrived_at(counter) - count) < 0) {
-        if (clock64() - since > PATIENCE) __trap();
+// A thread that waits. `spend`: once more.
+struct Patience {
+    long long since = 0;
+
+    __device__ __forceinline__ void spend() {
+        const long long now = clock64();
+        if (since == 0) since = now;
+        if (now - since > PATIENCE) __trap();
     }
+};
+
+// Words that blocks leave for one another: each is written whole and read whole, where all multiprocessors see the same.
+__device__ __forceinline__ void put_word(unsigned* to, unsigned word) {
+    asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(to), "r"(word) : "memory");
+}
+__device__ __forceinline__ uint4 look(const uint4* from) {
+    uint4 v;
+    asm volatile("ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "l"(from)
+                 : "memory");
+    return v;
+}
+__device__ __forceinline__ uint2 look(const uint2* from) {
+    uint2 v;
+    asm volatile("ld.relaxed.gpu.global.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(from) : "memory");
+    return v;
 }
 
 __device__ __forceinline__ bool is_over(PhaseBarrier* barrier, unsigned parity) {
@@ -34,8 +45,6 @@ __device__ __forceinline__ bool is_over(PhaseBarrier* barrier, unsigned parity) 
 // As `await`, with patience.
 __device__ __forceinline__ void await_copy(PhaseBarrier* barrier, unsigned parity) {
     if (is_over(barrier, parity)) return;
-    const long long since = clock64();
-    while (!is_over(barrier, parity)) {
-        if (clock64() - since > PATIENCE) __trap();
-    }
+    Patience patience;
+    while (!is_over(barrier, parity)) patience.spend();
 }

@@ -7,8 +7,16 @@ struct HostBlock {
     std::vector<std::unique_ptr<Fiber>> fibers;
     Barrier block, warps[32], teams[16];
     std::unique_ptr<char[]> shared;
+    // What its threads have under way: copies, and what lanes that wait for others have given for them.
+    std::vector<Copy> copies[1024];
+    std::vector<std::vector<Copy>> groups[1024];
+    float given[2][1024];
+    char turns[1024];
+    unsigned a[1024][4], b[1024][2];
 
     void swap_in() {
+        std::swap(copies, open_copies), std::swap(groups, copy_groups), std::swap(given, exchange), std::swap(turns, turn);
+        std::swap(a, lanes_a), std::swap(b, lanes_b);
         std::swap(fibers, ::fibers), std::swap(block, block_barrier), std::swap(warps, warp_barriers);
         std::swap(teams, team_barriers), std::swap(shared, shared_bytes);
     }

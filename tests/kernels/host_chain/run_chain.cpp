@@ -39,9 +39,9 @@ int main() {
             if (table[i]) table[i] = reinterpret_cast<long long>(b[h[3] + table[i] - 1].data.get());
         }
         launch_together({h[1]}, h[2], h[6], h[7], [&] {
-            kernels[h[0]](b[0], b[1], b[2], b[3], b[4], b[5], b[6], b[7], b[8], b[9], b[10], b[11], b[12], b[13], n[0], n[1],
-                          n[2], n[3], n[4], n[5], static_cast<unsigned>(n[6]), n[7], n[8], n[9], n[10], n[11], n[12], n[13],
-                          n[14]);
+            kernels[h[0]](b[0], b[1], b[2], b[3], b[4], b[5], b[6], b[7], b[8], b[9], b[10], b[11], b[12], n[0], n[1], n[2],
+                          n[3], n[4], n[5], static_cast<unsigned>(n[6]), n[7], n[8], n[9], n[10], n[11], n[12], n[13], n[14],
+                          n[15], n[16]);
         });
         for (int i = 0; i < h[4]; ++i)
             if (i != 1 && b[i].bytes > 0) std::fwrite(b[i].data.get(), 1, b[i].bytes, stdout);

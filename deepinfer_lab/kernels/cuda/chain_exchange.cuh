@@ -1,0 +1,45 @@
+// What blocks leave for one another in decode_chain.cuh, and how they find it: words that say by themselves that they are there.
+//
+// A place is EMPTY until its word comes. Whoever needs it reads it until it is not: one way to the L2 and back, where a counter
+// beside it would take three (a fence, the counter, the word). Each word stands for itself, so nothing depends on the order in
+// which words become visible. The block that wrote a word empties its place when all have read it, as what it has found itself
+// proves: nothing of a later phase is there before that. And it does so at least two phases before anybody looks there again,
+// with words of its own in between that those who look have needed. A launch ends with places of its last layer full, which the
+// first layer of the next one empties, in its turn, like any other.
+#pragma once
+#include "grid_ptx.cuh"
+
+constexpr unsigned EMPTY = 0xFFFFFFFFu;  // no number: one of the fp32 NaNs, or two of fp16
+
+// NaN stays NaN.
+__device__ __forceinline__ void put(unsigned* to, unsigned word) { put_word(to, word == EMPTY ? EMPTY - 1 : word); }
+__device__ __forceinline__ void put(unsigned* to, float value) { put(to, __float_as_uint(value)); }
+__device__ __forceinline__ void empty(unsigned* place) { put_word(place, EMPTY); }
+
+__device__ __forceinline__ bool there(const uint4& v) {
+    return v.x != EMPTY && v.y != EMPTY && v.z != EMPTY && v.w != EMPTY;
+}
+__device__ __forceinline__ bool there(const uint2& v) { return v.x != EMPTY && v.y != EMPTY; }
+
+// All of a thread's words at once. at: where the i-th is, or null, which stands for zeros.
+template <int COUNT, class Words, class At>
+__device__ __forceinline__ void await_words(Words (&v)[COUNT], const At& at) {
+    const auto* const none = static_cast<const Words*>(nullptr);
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i) {
+        v[i] = {};
+        if (at(i) != none) v[i] = look(at(i));
+    }
+    Patience patience;
+    for (;;) {
+        bool all = true;
+#pragma unroll
+        for (int i = 0; i < COUNT; ++i) all = all && there(v[i]);
+        if (all) return;
+        patience.spend();
+#pragma unroll
+        for (int i = 0; i < COUNT; ++i) {
+            if (!there(v[i])) v[i] = look(at(i));
+        }
+    }
+}

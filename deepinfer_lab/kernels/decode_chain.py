@@ -149,11 +149,11 @@ def _slot(shape: ChainShape) -> int:
 def _fixed(shape: ChainShape, rows: int, blocks: int) -> int:
     """Bytes of shared memory of a block in front of its ring: `Space` in chain_space.cuh, and what that speaks of."""
     most = max(shape.hidden, shape.q_size, shape.intermediate)
-    space = _up(CHAIN_BYTES + SHARE_BYTES + rows * SEQUENCE_BYTES + 9 * 4) + rows * WARPS * 4
+    space = _up(CHAIN_BYTES + SHARE_BYTES + rows * SEQUENCE_BYTES + WARPS * 8 + 9 * 4) + rows * WARPS * 4
     hidden = (rows + 1) * shape.hidden * 2
     sums = _most_tiles(shape, blocks) * WARPS * rows * UNIT_N * 4
     act = max(rows * (most + 32) * 2, ATTENTION_BYTES)
-    return _up(space + act + hidden + sums + shape.layers * LAYER_BYTES + most // UNIT_K * rows * 4)
+    return _up(space + act + hidden + sums + shape.layers * LAYER_BYTES + most // UNIT_K * rows * 8)
 
 
 def _up(count: int) -> int:

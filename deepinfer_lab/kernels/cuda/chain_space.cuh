@@ -2,6 +2,7 @@
 // phases, which are functions of their own: registers are scarce, and a phase's have nothing to do with another's.
 #pragma once
 #include "chain_exchange.cuh"
+#include "digits_ptx.cuh"
 #include "norm.cuh"
 #include "tile_units.cuh"
 
@@ -79,15 +80,28 @@ struct AttentionSpace {
     float top[CHAIN_WARPS][HEADS], sum[CHAIN_WARPS][HEADS];
 };
 
-// A block's shared memory, the ring of weights behind it (chain_weights.cuh). act: activations of a product, rows `stride` apart,
-// beginning half a line of the banks apart. shifts: [units of K, ROWS], TOO_MUCH times the sum of each unit's activations.
+// How far a warp has come in the ring of weights: where its slot is, in bytes, and which phase of the slot's barriers comes.
+struct RingPlace {
+    int at;
+    unsigned parity;
+};
+
+// Of a unit of activations in digits: -8 times their sum, in units of `step`.
+struct alignas(8) Total {
+    int offset;
+    float step;
+};
+
+// A block's shared memory, the ring of weights behind it (chain_weights.cuh). act: activations of a product, rows `stride` values
+// apart, beginning half a line of the banks apart: fp16, or two rows of bytes, which begin half of a load apart.
 template <int ROWS>
 struct alignas(16) Space {
     Chain of;
     ChainShare shares[PRODUCTS];
     Sequence sequences[ROWS];
+    RingPlace places[CHAIN_WARPS];
     int items;  // blocks' worth of attention
-    int stride, act_at, x_at, weight_at, sums_at, shifts_at, layers_at, ring_at;  // bytes
+    int stride, act_at, x_at, weight_at, sums_at, totals_at, layers_at, ring_at;  // bytes
     alignas(16) float squares[ROWS][CHAIN_WARPS];
 
     template <class T>
@@ -97,7 +111,11 @@ struct alignas(16) Space {
     __device__ __forceinline__ half_t* x() const { return at<half_t>(x_at); }            // [ROWS, hidden]
     __device__ __forceinline__ half_t* weight() const { return at<half_t>(weight_at); }  // of the next norm
     __device__ __forceinline__ float* sums() const { return at<float>(sums_at); }        // [most_tiles, CHAIN_WARPS, ROWS, 16]
-    __device__ __forceinline__ float* shifts() const { return at<float>(shifts_at); }
+    __device__ __forceinline__ Total* totals() const { return at<Total>(totals_at); }  // [units of K, ROWS]
+    // which: of the upper bytes, 0, or the lower ones, 1.
+    __device__ __forceinline__ char* digits(int row, int which) const {
+        return at<char>(act_at) + row * stride * 2 + which * (stride - 16);
+    }
     __device__ __forceinline__ const ChainLayer& layer(int number) const { return at<const ChainLayer>(layers_at)[number]; }
 
     // By one thread.
@@ -109,8 +127,8 @@ struct alignas(16) Space {
         act_at = sizeof(Space), x_at = act_at + max(ROWS * stride * 2, static_cast<int>(sizeof(AttentionSpace)));
         weight_at = x_at + ROWS * of.hidden * 2, sums_at = weight_at + of.hidden * 2;
         layers_at = sums_at + of.most_tiles * CHAIN_WARPS * ROWS * MMA_N * 4;
-        shifts_at = layers_at + of.layer_count * static_cast<int>(sizeof(ChainLayer));
-        ring_at = (shifts_at + most / MMA_K * ROWS * 4 + 15) / 16 * 16;
+        totals_at = layers_at + of.layer_count * static_cast<int>(sizeof(ChainLayer));
+        totals_at = (totals_at + 7) / 8 * 8, ring_at = (totals_at + most / MMA_K * ROWS * static_cast<int>(sizeof(Total)) + 15) / 16 * 16;
         unsigned* found = of.found;
         const auto deal = [&](int product, int outputs, int inputs, int grain) {  // whole pieces
             const unsigned units = inputs / MMA_K, each = units / grain, all = outputs / MMA_N * each;
@@ -125,6 +143,7 @@ struct alignas(16) Space {
         deal(O, of.hidden, q_size, of.o_grain);
         deal(GATE_UP, 2 * of.intermediate, of.hidden, of.hidden / MMA_K);
         deal(DOWN, of.hidden, of.intermediate, of.down_grain);
+        for (int warp = 0; warp < CHAIN_WARPS; ++warp) places[warp] = {0, 0};
         items = 0;
         for (int r = 0; r < ROWS; ++r) {
             sequences[r].is(static_cast<int>(of.seq_lens[r]));

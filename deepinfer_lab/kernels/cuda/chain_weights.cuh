@@ -12,37 +12,31 @@ constexpr int SCALE_BYTES = 2 * MMA_N;  // of a unit: a group is 128 of k
 template <class Unpack>
 __device__ constexpr int unit_bytes() { return MMA_K / Unpack::UNIT_K * Unpack::BYTES; }
 
-// How far a warp has come in the ring.
-struct RingPlace {
-    int slot = 0;
-    unsigned parity = 0;
-};
-
 // The ring, of `depth` slots, each with a barrier that is over when it is full and one for when it is empty. Attention, Mlp: the
 // layouts of their weights.
 template <class Attention, class Mlp>
 struct Ring {
     static constexpr int MOST_BYTES = unit_bytes<Attention>() > unit_bytes<Mlp>() ? unit_bytes<Attention>() : unit_bytes<Mlp>();
-    static constexpr int SCALES = CHAIN_WARPS * MOST_BYTES, SLOT = SCALES + CHAIN_WARPS * SCALE_BYTES;
-    char *const slots, *at;  // the first, the present one
-    PhaseBarrier* const barriers;
-    const int depth;
-    RingPlace place;
+    static constexpr int SCALES = CHAIN_WARPS * MOST_BYTES, BARRIERS = SCALES + CHAIN_WARPS * SCALE_BYTES, SLOT = BARRIERS + 2 * 8;
+    const int first, end;  // bytes of shared memory
+    int at;
+    unsigned parity;
 
-    // from: where shared memory has the ring.
+    // from: where the ring is.
     __device__ __forceinline__ Ring(int from, int depth, RingPlace place)
-        : slots(launch_patterns() + from), at(slots + place.slot * SLOT),
-          barriers(reinterpret_cast<PhaseBarrier*>(slots + depth * SLOT)), depth(depth), place(place) {}
-    __device__ __forceinline__ PhaseBarrier* full() const { return barriers + 2 * place.slot; }
+        : first(from), end(from + depth * SLOT), at(from + place.at), parity(place.parity) {}
+    __device__ __forceinline__ RingPlace place() const { return {at - first, parity}; }
+    __device__ __forceinline__ char* slot() const { return launch_patterns() + at; }
+    __device__ __forceinline__ PhaseBarrier* full() const { return reinterpret_cast<PhaseBarrier*>(slot() + BARRIERS); }
     __device__ __forceinline__ PhaseBarrier* empty() const { return full() + 1; }
     // By one thread, before the others use it.
-    __device__ __forceinline__ void begin() const {
-        for (int i = 0; i < depth; ++i) start(barriers + 2 * i, 1), start(barriers + 2 * i + 1, CHAIN_WARPS);
+    __device__ __forceinline__ void begin() {
+        for (; at < end; at += SLOT) start(full(), 1), start(empty(), CHAIN_WARPS);
         publish_barriers();
     }
     __device__ __forceinline__ void leave() {
         at += SLOT;
-        if (++place.slot == depth) place.slot = 0, place.parity ^= 1, at = slots;
+        if (at == end) at = first, parity ^= 1;
     }
 
     // All weights of the first `products` products, by one thread.
@@ -54,10 +48,10 @@ struct Ring {
             const char* scales = layer->scales[product] + static_cast<size_t>(share.begin) * SCALE_BYTES;
             for (int left = share.count; left > 0; left -= CHAIN_WARPS) {
                 const int count = min(left, CHAIN_WARPS);
-                await_copy(empty(), place.parity ^ 1);
+                await_copy(empty(), parity ^ 1);
                 arrive_expecting(full(), count * (bytes + SCALE_BYTES));
-                copy_bulk(at, tiles, count * bytes, full());
-                copy_bulk(at + SCALES, scales, count * SCALE_BYTES, full());
+                copy_bulk(slot(), tiles, count * bytes, full());
+                copy_bulk(slot() + SCALES, scales, count * SCALE_BYTES, full());
                 tiles += CHAIN_WARPS * bytes, scales += CHAIN_WARPS * SCALE_BYTES;
                 leave();
             }
@@ -66,123 +60,149 @@ struct Ring {
     }
 };
 
-// The integers of 4 bits, as they are stored, q + 8, go into the products without being decoded: in the mantissa of a subnormal
-// fp16 number they are (q + 8) * 2^-24 for output g of a lane and, four bits higher, (q + 8) * 2^-20 for output g + 8. The sums
-// begin with what is too much, -8 times that of the activations; and are multiplied by powers of two in the end. All of this is
-// exact, up to fp32's rounding of the sums. 5 instructions for 8 values. 3 bits have places of many powers of two: decoded.
+// Activations of a unit, as a product of lane 4g + t takes them. Column 2r of a product is about row r.
+//
+// 3 bits: fp16, eight of each quarter, the weights decoded to fp16 as well.
 template <class Unpack>
-struct Encoded {
-    static constexpr bool RAW = false;
-    static constexpr float LOW = 1.0f, HIGH = 1.0f;  // of outputs 0 .. 7, and 8 .. 15
+struct Operand {
+    static constexpr float LOW = 1.0f, HIGH = 1.0f;  // what sums of outputs 0 .. 7, and 8 .. 15, are to be multiplied with
+    uint4 b[QUARTERS] = {};
+    const half_t* row;
+    bool there;  // the others' products are nobody's
+
+    template <int ROWS>
+    __device__ __forceinline__ Operand(const Space<ROWS>& space, int g, int t)
+        : row(space.act() + min(g / 2, ROWS - 1) * space.stride + 8 * t), there(g % 2 == 0 && g / 2 < ROWS) {}
+    __device__ __forceinline__ void load(int unit) {
+        if (!there) return;
+#pragma unroll
+        for (int i = 0; i < QUARTERS; ++i) b[i] = *reinterpret_cast<const uint4*>(row + unit * MMA_K + 32 * i);
+    }
+    struct Found { float sum[2][4]; };  // two chains: a product waits long for the one before it
+    __device__ __forceinline__ Found multiply(const Unpack (&part)[1]) const {
+        Found found = {};
+#pragma unroll
+        for (int p = 0; p < 8; ++p) {
+            unsigned a[4];
+            part[0].fragment(p, a);
+            mma(found.sum[p % 2], a, p % 2 ? b[p / 2].z : b[p / 2].x, p % 2 ? b[p / 2].w : b[p / 2].y);
+        }
+        return found;
+    }
+    // Outputs g and g + 8 of row t, without the weights' scales.
+    __device__ __forceinline__ float low(const Found& found) const { return found.sum[0][0] + found.sum[1][0]; }
+    __device__ __forceinline__ float high(const Found& found) const { return found.sum[0][2] + found.sum[1][2]; }
 };
+
+// 4 bits: two bytes, as `keep_four` (chain_digits.cuh) has made them, column 2r + 1 the lower. The weights are bytes as they lie:
+// the four lower halves of a word's bytes are output g's, the upper ones, 16-fold, output g + 8's, so two instructions are enough
+// for eight values. Sums are whole numbers, and exact. They begin with -8 times the activations': weights are stored as q + 8.
 template <>
-struct Encoded<W4Tiles> {
-    static constexpr bool RAW = true;
-    static constexpr float LOW = 16777216.0f, HIGH = 1048576.0f;
+struct Operand<W4Tiles> {
+    static constexpr float LOW = 1.0f, HIGH = 1.0f / 16.0f;
+    uint4 b[2] = {};
+    int begin[4] = {};
+    float step = 0.0f;
+    const char* digits;
+    const Total* totals;
+    int rows;
+    bool there;
+
+    template <int ROWS>
+    __device__ __forceinline__ Operand(const Space<ROWS>& space, int g, int t)
+        : digits(space.digits(min(g / 2, ROWS - 1), g % 2) + 32 * t), totals(space.totals() + min(t, ROWS - 1)), rows(ROWS),
+          there(g / 2 < ROWS) {}
+    __device__ __forceinline__ void load(int unit) {
+        const Total its = totals[unit * rows];
+        begin[1] = its.offset, begin[3] = its.offset * 16, step = its.step;
+        if (!there) return;
+        const auto* const from = reinterpret_cast<const uint4*>(digits + unit * MMA_K);
+        b[0] = from[0], b[1] = from[1];
+    }
+    struct Found {
+        int sum[4];
+        float step;
+    };
+    __device__ __forceinline__ Found multiply(const W4Tiles (&part)[2]) const {
+        Found found = {{begin[0], begin[1], begin[2], begin[3]}, step};
+#pragma unroll
+        for (int p = 0; p < 4; ++p) {
+            const unsigned first = part[p / 2].word[p % 2 * 2], second = part[p / 2].word[p % 2 * 2 + 1];
+            const unsigned a[4] = {first & 0x0F0F0F0Fu, first & 0xF0F0F0F0u, second & 0x0F0F0F0Fu, second & 0xF0F0F0F0u};
+            mma_bytes(found.sum, a, p % 2 ? b[p / 2].z : b[p / 2].x, p % 2 ? b[p / 2].w : b[p / 2].y);
+        }
+        return found;
+    }
+    __device__ __forceinline__ float low(const Found& found) const { return (found.sum[0] * 256 + found.sum[1]) * found.step; }
+    __device__ __forceinline__ float high(const Found& found) const { return (found.sum[2] * 256 + found.sum[3]) * found.step; }
 };
-constexpr float TOO_MUCH = -8.0f / 16777216.0f, HIGH_OVER_LOW = 16.0f;
 
 // A lane's weights of a unit, and the scales of its outputs.
 template <class Unpack>
 struct Weights {
-    static constexpr int PARTS = MMA_K / Unpack::UNIT_K, EACH = 8 / PARTS;  // products of a part
+    static constexpr int PARTS = MMA_K / Unpack::UNIT_K;
     Unpack part[PARTS];
     unsigned scale;
 
-    // Of the ring's next slot, in which there may be none for this warp: then it is something else that nobody uses.
+    // Of the ring's next slot.
     template <class R>
     __device__ __forceinline__ void take(R& ring, int warp, int lane) {
-        await_copy(ring.full(), ring.place.parity);
-        const char* const from = ring.at + warp * unit_bytes<Unpack>();
+        await(ring.full(), ring.parity);
+        const char* const from = ring.slot() + warp * unit_bytes<Unpack>();
 #pragma unroll
         for (int i = 0; i < PARTS; ++i) part[i].load(from + i * Unpack::BYTES, lane);
-        scale = reinterpret_cast<const unsigned*>(ring.at + R::SCALES + warp * SCALE_BYTES)[lane / 4];
+        scale = reinterpret_cast<const unsigned*>(ring.slot() + R::SCALES + warp * SCALE_BYTES)[lane / 4];
+        leave(ring, lane);
+    }
+    template <class R>
+    static __device__ __forceinline__ void leave(R& ring, int lane) {
         __syncwarp();
         if (lane == 0) arrive(ring.empty());
         ring.leave();
     }
-
-    __device__ __forceinline__ void fragment(int product, unsigned (&a)[4]) const {
-        if constexpr (Encoded<Unpack>::RAW) {
-            const unsigned word = part[product / EACH].word[product % EACH];
-            a[0] = word & 0x000F000Fu, a[1] = word & 0x00F000F0u, a[2] = word >> 8 & 0x000F000Fu, a[3] = word >> 8 & 0x00F000F0u;
-        } else {
-            part[product / EACH].fragment(product % EACH, a);
-        }
-    }
-
-    // sum += the products with a lane's eight activations of each quarter. shift: what is too much of each row.
-    template <int ROWS>
-    __device__ __forceinline__ void multiply(const uint4 (&b)[QUARTERS], const float (&shift)[ROWS], float (&sum)[1][4]) const {
-        float found[2][4] = {};  // two chains: a product waits long for the one before it
-        if constexpr (Encoded<Unpack>::RAW) {
-#pragma unroll
-            for (int r = 0; r < ROWS; ++r) found[0][r] = shift[r], found[0][2 + r] = shift[r] * HIGH_OVER_LOW;
-        }
-#pragma unroll
-        for (int p = 0; p < 8; ++p) {
-            unsigned a[4];
-            fragment(p, a);
-            mma(found[p % 2], a, p % 2 ? b[p / 2].z : b[p / 2].x, p % 2 ? b[p / 2].w : b[p / 2].y);
-        }
-        float all[1][4];
-#pragma unroll
-        for (int i = 0; i < 4; ++i) all[0][i] = found[0][i] + found[1][i];
-        add_scaled(sum, all, scale);
-    }
 };
 
 // A block's units of a product. Leaves of each tile of the block and each warp the sums of 16 outputs of each row, to be
-// multiplied as `Encoded` says; complete after `sync_chain`.
+// multiplied as `Operand` says; complete after `sync_chain`.
 template <class Unpack, int ROWS, class R>
-__device__ __forceinline__ RingPlace multiply_units(int product, RingPlace place) {
-    const Space<ROWS>& space = space_of<ROWS>();
+__device__ __forceinline__ void multiply_units(int product) {
+    Space<ROWS>& space = space_of<ROWS>();
     const unsigned thread = this_thread();
     const int lane = thread % 32, warp = thread / 32, g = lane / 4, t = lane % 4;
     const int units = space.shares[product].units, count = space.shares[product].count;
-    const half_t* const row = space.act() + min(g, ROWS - 1) * space.stride + 8 * t;
-    const float* const shifts = space.shifts();
-    float* to = space.sums() + warp * ROWS * MMA_N + g;
-    R ring(space.ring_at, space.of.depth, place);
-    float sum[1][4] = {}, shift[ROWS];
-    uint4 b[QUARTERS] = {};  // of the rows that there are; the others' products are nobody's
+    float* to = space.sums() + (warp * ROWS + min(t, ROWS - 1)) * MMA_N + g;
+    R ring(space.ring_at, space.of.depth, space.places[warp]);
+    float sum[2] = {};
+    Operand<Unpack> operand(space, g, t);
     int left_tiles = space.shares[product].tiles(), held = -1;
     int unit = space.shares[product].begin % units + warp;  // of K, from the tile's first on
     const auto leave = [&] {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            if (2 * t + i % 2 < ROWS) to[(2 * t + i % 2) * MMA_N + i / 2 * 8] = sum[0][i];
-            sum[0][i] = 0.0f;
-        }
+        if (t < ROWS) to[0] = sum[0], to[MMA_N / 2] = sum[1];
+        sum[0] = sum[1] = 0.0f;
         to += CHAIN_WARPS * ROWS * MMA_N, --left_tiles;
     };
-    const auto multiply = [&](const Weights<Unpack>& weights) {
-        for (; unit >= units; unit -= units) leave();
-        if (unit != held) {  // where K has as many units as there are warps, a warp has the same one of each tile
-            held = unit;
-#pragma unroll
-            for (int i = 0; i < QUARTERS; ++i) {
-                if (g < ROWS) b[i] = *reinterpret_cast<const uint4*>(row + unit * MMA_K + 32 * i);
-            }
-#pragma unroll
-            for (int r = 0; r < ROWS; ++r) shift[r] = shifts[unit * ROWS + r];
-        }
-        weights.multiply(b, shift, sum);
-        unit += CHAIN_WARPS;
-    };
-    // One is on its way from shared memory while the other is multiplied. What is defined only on some ways through a loop would
-    // be kept through all of it: defined.
-    Weights<Unpack> even = {}, odd = {};
-    int left = count - warp;    // units, of this warp if more than 0
-    const int slots = (count + CHAIN_WARPS - 1) / CHAIN_WARPS;
-    even.take(ring, warp, lane);
+    int left = (count - warp + CHAIN_WARPS - 1) / CHAIN_WARPS;  // units of this warp
+    const bool idle = left < (count + CHAIN_WARPS - 1) / CHAIN_WARPS;  // in the last slot
+    if (left > 0) {
+        Weights<Unpack> weights;
+        weights.take(ring, warp, lane);
 #pragma unroll 1
-    for (int i = 0; i < slots; i += 2, left -= 2 * CHAIN_WARPS) {
-        if (i + 1 < slots) odd.take(ring, warp, lane);
-        if (left > 0) multiply(even);
-        if (i + 2 < slots) even.take(ring, warp, lane);
-        if (left > CHAIN_WARPS) multiply(odd);
+        for (;;) {
+            for (; unit >= units; unit -= units) leave();
+            if (unit != held) operand.load(unit);  // where K has as many units as there are warps, it is the same always
+            held = unit;
+            const auto found = operand.multiply(weights.part);
+            const float low = to_float(static_cast<half_t>(weights.scale)), high = to_float(static_cast<half_t>(weights.scale >> 16));
+            unit += CHAIN_WARPS, --left;
+            if (left > 0) weights.take(ring, warp, lane);  // while products are under way
+            sum[0] = fmaf(low, operand.low(found), sum[0]), sum[1] = fmaf(high, operand.high(found), sum[1]);
+            if (left == 0) break;
+        }
+    }
+    if (idle) {
+        await(ring.full(), ring.parity);
+        Weights<Unpack>::leave(ring, lane);
     }
     while (left_tiles > 0) leave();
-    return ring.place;
+    if (lane == 0) space.places[warp] = ring.place();
 }

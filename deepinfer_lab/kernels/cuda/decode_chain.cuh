@@ -46,12 +46,12 @@ __device__ __forceinline__ void decode_chain(const Chain& of) {
     Space<ROWS>& space = space_of<ROWS>();
     if (threadIdx.x == 0) {
         space.begin(of);
-        R(space.ring_at, of.depth, {}).begin();
+        R(space.ring_at, of.depth, {0, 0}).begin();
     }
     __syncthreads();
     if (threadIdx.x >= CHAIN_THREADS) {
         const int left = of.phases % PHASES, products = of.phases / PHASES * PRODUCTS + left - (left >= 2);
-        if (threadIdx.x == CHAIN_THREADS) R(space.ring_at, of.depth, {}).copy_all(of.layers, space.shares, products);
+        if (threadIdx.x == CHAIN_THREADS) R(space.ring_at, of.depth, {0, 0}).copy_all(of.layers, space.shares, products);
         return;
     }
     for (int i = threadIdx.x; i < of.layer_count * static_cast<int>(sizeof(ChainLayer) / 8); i += CHAIN_THREADS) {
@@ -60,7 +60,6 @@ __device__ __forceinline__ void decode_chain(const Chain& of) {
     for (int i = threadIdx.x; i < ROWS * of.hidden; i += CHAIN_THREADS) space.x()[i] = of.x[i];
     sync_chain();
     copy_row(space.weight(), space.layer(0).input_norm, of.hidden);
-    RingPlace place;
 #pragma unroll 1
     for (int phase = 0; phase < space.of.phases; ++phase) {
         const int kind = phase % PHASES;
@@ -68,15 +67,15 @@ __device__ __forceinline__ void decode_chain(const Chain& of) {
             attend<ROWS>(phase);
             continue;
         }
+        const bool is_same = SAME || kind <= OF_O;
         if (kind == OF_O) take_attended<ROWS>(phase);
-        else if (kind == OF_DOWN) take_gated<ROWS>(phase);
-        else add_norm<ROWS>(phase, phase == 0 ? PRODUCTS : kind == OF_QKV ? DOWN : O);
+        else if (kind == OF_DOWN) take_gated<ROWS>(phase, is_same);
+        else add_norm<ROWS>(phase, phase == 0 ? PRODUCTS : kind == OF_QKV ? DOWN : O, is_same);
         stamp<ROWS>(phase, AFTER_ROWS);
         take_back(space, phase);
         const int product = kind == OF_QKV ? QKV : kind - 1;
-        const bool is_same = SAME || kind <= OF_O;
-        if (is_same) place = multiply_units<Same, ROWS, R>(product, place);
-        else place = multiply_units<Mlp, ROWS, R>(product, place);
+        if (is_same) multiply_units<Same, ROWS, R>(product);
+        else multiply_units<Mlp, ROWS, R>(product);
         stamp<ROWS>(phase, AFTER_PRODUCTS);
         sync_chain();
         if (kind == OF_GATE_UP) leave_gated<Mlp, ROWS>();
@@ -85,7 +84,7 @@ __device__ __forceinline__ void decode_chain(const Chain& of) {
         stamp<ROWS>(phase, AFTER_LEAVING);
     }
     if (blockIdx.x > 0 || space.of.phases % PHASES) return wait_copies<0>();
-    add_norm<ROWS>(space.of.phases, space.of.phases == 0 ? PRODUCTS : DOWN);
+    add_norm<ROWS>(space.of.phases, space.of.phases == 0 ? PRODUCTS : DOWN, false);
     for (int i = this_thread(); i < ROWS * space.of.hidden; i += CHAIN_THREADS) {
         space.of.hidden_out[i] = space.x()[i];
         space.of.normed_out[i] = space.act()[i / space.of.hidden * space.stride + i % space.of.hidden];

@@ -21,7 +21,7 @@ from deepinfer_lab.kernels.tiles_check import UNIT_K, UNIT_N, unit_bytes
 NAME = "decode_chain"
 # As chain_space.cuh has them.
 WARPS, HEAD_DIM, MOST_RATIO, MOST_PARTS, MOST_SPLITS, STATS = 16, 128, 8, 2, 8, 4
-CHAIN_BYTES, SHARE_BYTES, LAYER_BYTES, SEQUENCE_BYTES = 13 * 8 + 17 * 4 + 4, 4 * 32, 13 * 8, 12
+CHAIN_BYTES, SHARE_BYTES, LAYER_BYTES, SEQUENCE_BYTES = 13 * 8 + 17 * 4 + 4, 4 * 40, 13 * 8, 12
 ATTENTION_BYTES = 10 * 160 * 2 + 8 * 32 * 16 + 16 * 8 * 8 * 2 + 2 * 16 * 8 * 4
 PRODUCTS, PHASES, STAMPS = 4, 5, 4
 QKV, O, GATE_UP, DOWN = range(PRODUCTS)
@@ -300,8 +300,8 @@ class DecodeChain:
         """What blocks have left of qkv (0), o (1) or down (3), added: float32 [rows, N]."""
         which = (QKV, O, DOWN).index(product)
         found = self.found.split(self._found_sizes())[which].view(torch.float32)
-        found = found.view(self.shape.products[product][0] // UNIT_N, -1, self.rows, UNIT_N)
-        return found.sum(1).transpose(0, 1).flatten(1)
+        found = found.view(-1, self.shape.products[product][0] // UNIT_N, self.rows, UNIT_N)
+        return found.sum(0).transpose(0, 1).flatten(1)
 
 
 def _addresses(layer: LayerTensors) -> list[int]:

@@ -74,13 +74,10 @@ struct Stripe {
 #pragma unroll
         for (int tile = 0; tile < V_TILES; ++tile) {
             if (round + from(tile) > pages.last) continue;
-            const int2 four = pages.four(round + from(tile) + first);
+            // Four neighbours are in one block. What the cache has beyond the last position will be renewed.
+            const half_t* row = v + static_cast<size_t>(pages.four(round + from(tile) + first).x) * kv_heads * HEAD_DIM + dim;
 #pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                const auto* const bytes = reinterpret_cast<const unsigned char*>(v + dim);
-                const unsigned char* const row = row_of(bytes, four.x + min(i, four.y), kv_heads * HEAD_DIM * 2);
-                word[tile][i] = *reinterpret_cast<const unsigned*>(row);
-            }
+            for (int i = 0; i < 4; ++i, row += kv_heads * HEAD_DIM) word[tile][i] = *reinterpret_cast<const unsigned*>(row);
         }
     }
     // In the place of what the cache has for position `last`, and of what is beyond it and counts for nothing: the token's own.
@@ -125,10 +122,14 @@ __device__ __forceinline__ void make_rows(const Space<ROWS>& space, const Item& 
         bias[1] = *reinterpret_cast<const uint2*>(layer.qkv_bias + output + HEAD_DIM / 2);
     }
     uint4 part[2][MOST_PARTS];
-    await_words(reinterpret_cast<uint4(&)[2 * MOST_PARTS]>(part), [&](int i) {
-        const int half = i / MOST_PARTS * (HEAD_DIM / 2), p = i % MOST_PARTS;
-        return is_one && p < space.shares[QKV].parts ? four_outputs<ROWS>(space.shares[QKV], p, its.row, output + half) : nullptr;
-    });
+    const ChainShare& share = space.shares[QKV];
+    const unsigned* const words = outputs_from<ROWS>(share, its.row, output);
+    await_words(
+        reinterpret_cast<uint4(&)[2 * MOST_PARTS]>(part), [&](int i) { return is_one && i % MOST_PARTS < share.parts; },
+        [&](int i) {
+            const int further = i / MOST_PARTS * (HEAD_DIM / 2) * ROWS;
+            return reinterpret_cast<const uint4*>(words + i % MOST_PARTS * share.words + further);
+        });
     uint2 first = add_four(part[0], bias[0]), second = add_four(part[1], bias[1]);
     if (head <= ratio) {
         float a[4], b[4], c[4], d[4], cosine[4], sine[4];

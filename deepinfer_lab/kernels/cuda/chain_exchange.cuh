@@ -21,14 +21,13 @@ __device__ __forceinline__ bool there(const uint4& v) {
 }
 __device__ __forceinline__ bool there(const uint2& v) { return v.x != EMPTY && v.y != EMPTY; }
 
-// All of a thread's words at once. at: where the i-th is, or null, which stands for zeros.
-template <int COUNT, class Words, class At>
-__device__ __forceinline__ void await_words(Words (&v)[COUNT], const At& at) {
-    const auto* const none = static_cast<const Words*>(nullptr);
+// All of a thread's words at once. is_one: whether there is an i-th; the others are zeros. from: where it is.
+template <int COUNT, class Words, class IsOne, class From>
+__device__ __forceinline__ void await_words(Words (&v)[COUNT], const IsOne& is_one, const From& from) {
 #pragma unroll
     for (int i = 0; i < COUNT; ++i) {
         v[i] = {};
-        if (at(i) != none) v[i] = look(at(i));
+        if (is_one(i)) v[i] = look(from(i));
     }
     Patience patience;
     for (;;) {
@@ -39,7 +38,7 @@ __device__ __forceinline__ void await_words(Words (&v)[COUNT], const At& at) {
         patience.spend();
 #pragma unroll
         for (int i = 0; i < COUNT; ++i) {
-            if (!there(v[i])) v[i] = look(at(i));
+            if (!there(v[i])) v[i] = look(from(i));
         }
     }
 }

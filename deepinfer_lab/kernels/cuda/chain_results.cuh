@@ -23,14 +23,12 @@ __device__ __forceinline__ float add_chain_warps(const float* sums, int tile, in
 // uses, which whoever has a tile's end has, too.
 template <int ROWS, class Sum, class Zero>
 __device__ __forceinline__ void each_part(const ChainShare& share, const Sum& put_sum, const Zero& put_zero) {
-    const int cells = share.tiles() * ROWS * MMA_N;
 #pragma unroll 1
-    for (int cell = this_thread(); cell < cells; cell += CHAIN_THREADS) {
-        const int tile = cell / (ROWS * MMA_N), row = cell / MMA_N % ROWS, output = cell % MMA_N;
-        const int part = tile == 0 ? share.part : 0;
-        unsigned* const place = share.found + (((share.first_tile() + tile) * share.parts + part) * ROWS + row) * MMA_N + output;
-        put_sum(place, tile, row, output);
-        if (part + 1 < share.parts && share.ends(tile)) put_zero(place + ROWS * MMA_N);
+    for (int cell = this_thread(); cell < share.tiles * ROWS * MMA_N; cell += CHAIN_THREADS) {
+        const int tile = cell / (ROWS * MMA_N), part = tile == 0 ? share.part : 0;
+        unsigned* const place = share.found + part * share.words + share.tile * ROWS * MMA_N + cell;
+        put_sum(place, tile, cell / MMA_N % ROWS, cell % MMA_N);
+        if (part + 1 < share.parts && share.ends(tile)) put_zero(place + share.words);
     }
 }
 
@@ -53,16 +51,16 @@ template <class Unpack, int ROWS>
 __device__ __forceinline__ void leave_gated() {
     const Space<ROWS>& space = space_of<ROWS>();
     const ChainShare& share = space.shares[GATE_UP];
-    const int cells = share.tiles() * ROWS * MMA_N;
+    const int cells = share.tiles * ROWS * MMA_N;
 #pragma unroll 1
     for (int begin = this_thread() / 32 * 32; begin < cells; begin += CHAIN_THREADS) {
         const int cell = begin + this_thread() % 32, output = cell % MMA_N, row = cell / MMA_N % ROWS;
-        const int tile = min(cell / (ROWS * MMA_N), share.tiles() - 1);
+        const int tile = min(cell / (ROWS * MMA_N), share.tiles - 1);
         const half_t own = to_half(add_chain_warps<Unpack, ROWS>(space.sums(), tile, row, output));
         const half_t up = to_half(__shfl_xor_sync(0xFFFFFFFFu, to_float(own), MMA_N / 2));
         const float value = silu_product(own, up), next = __shfl_xor_sync(0xFFFFFFFFu, value, 1);
         if (cell < cells && output < MMA_N / 2 && output % 2 == 0) {
-            const int at = row * space.of.intermediate + (share.first_tile() + tile) * (MMA_N / 2) + output;
+            const int at = row * space.of.intermediate + (share.tile + tile) * (MMA_N / 2) + output;
             put(space.of.gated + at / 2, half_pair(value, next));
         }
     }
@@ -72,7 +70,7 @@ __device__ __forceinline__ void empty_gated() {
     constexpr int EACH = MMA_N / 4;  // words of a tile
     const Space<ROWS>& space = space_of<ROWS>();
     const ChainShare& share = space.shares[GATE_UP];
-    for (int i = this_thread(); i < share.tiles() * EACH * ROWS; i += CHAIN_THREADS) {
-        empty(space.of.gated + i % ROWS * (space.of.intermediate / 2) + share.first_tile() * EACH + i / ROWS);
+    for (int i = this_thread(); i < share.tiles * EACH * ROWS; i += CHAIN_THREADS) {
+        empty(space.of.gated + i % ROWS * (space.of.intermediate / 2) + share.tile * EACH + i / ROWS);
     }
 }

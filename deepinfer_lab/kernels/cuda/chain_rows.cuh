@@ -18,10 +18,14 @@ __device__ __forceinline__ void add_norm(int phase, int product, bool in_digits)
         uint4 part[AT_ONCE * ROWS][MOST_PARTS] = {};
         if (product < PRODUCTS) {
             const ChainShare& share = space.shares[product];
-            await_words(reinterpret_cast<uint4(&)[AT_ONCE * ROWS * MOST_PARTS]>(part), [&](int i) {
-                const int at = first + i / (ROWS * MOST_PARTS) * STEP, p = i % MOST_PARTS;
-                return at < hidden && p < share.parts ? four_outputs<ROWS>(share, p, i / MOST_PARTS % ROWS, at) : nullptr;
-            });
+            const unsigned* const words = outputs_from<ROWS>(share, 0, first);
+            await_words(
+                reinterpret_cast<uint4(&)[AT_ONCE * ROWS * MOST_PARTS]>(part),
+                [&](int i) { return first + i / (ROWS * MOST_PARTS) * STEP < hidden && i % MOST_PARTS < share.parts; },
+                [&](int i) {
+                    const int further = i / (ROWS * MOST_PARTS) * STEP * ROWS + i / MOST_PARTS % ROWS * MMA_N;
+                    return reinterpret_cast<const uint4*>(words + i % MOST_PARTS * share.words + further);
+                });
         }
 #pragma unroll
         for (int i = 0; i < AT_ONCE * ROWS; ++i) {
@@ -66,10 +70,12 @@ __device__ __forceinline__ void add_norm(int phase, int product, bool in_digits)
 // What the splits of a head have found, of the four dimensions from 4 * `item` on.
 __device__ __forceinline__ uint2 added_splits(const Chain& of, int row, int item, int used) {
     uint2 v[2][MOST_SPLITS];  // values; and top and sum
-    await_words(reinterpret_cast<uint2(&)[2 * MOST_SPLITS]>(v), [&](int i) {
-        const auto* const from = reinterpret_cast<const uint2*>(of.split(row, i % MOST_SPLITS));
-        return i % MOST_SPLITS < used ? from + (i < MOST_SPLITS ? item : of.stats() / 2 + item / (HEAD_DIM / 4) * 2) : nullptr;
-    });
+    await_words(
+        reinterpret_cast<uint2(&)[2 * MOST_SPLITS]>(v), [&](int i) { return i % MOST_SPLITS < used; },
+        [&](int i) {
+            const auto* const from = reinterpret_cast<const uint2*>(of.split(row, i % MOST_SPLITS));
+            return from + (i < MOST_SPLITS ? item : of.stats() / 2 + item / (HEAD_DIM / 4) * 2);
+        });
     float highest = LOWEST, total = 0.0f, sum[4] = {};
 #pragma unroll
     for (int i = 0; i < MOST_SPLITS; ++i) {
@@ -102,7 +108,8 @@ __device__ __forceinline__ void take_attended(int phase) {
         for (int item = this_thread(); item < space.of.heads * (HEAD_DIM / 4); item += CHAIN_THREADS) {
             uint2 v[1];
             if (used == 1) {
-                await_words(v, [&](int) { return reinterpret_cast<const uint2*>(space.of.split(row, 0)) + item; });
+                const auto* const from = reinterpret_cast<const uint2*>(space.of.split(row, 0)) + item;
+                await_words(v, [](int) { return true; }, [&](int) { return from; });
             } else {
                 v[0] = added_splits(space.of, row, item, used);
             }
@@ -125,7 +132,8 @@ __device__ __forceinline__ void take_gated(int phase, bool in_digits) {
 #pragma unroll 1
         for (int first = this_thread(); first < items; first += AT_ONCE * CHAIN_THREADS) {
             uint2 v[AT_ONCE];
-            await_words(v, [&](int i) { return first + i * CHAIN_THREADS < items ? from + first + i * CHAIN_THREADS : nullptr; });
+            await_words(v, [&](int i) { return first + i * CHAIN_THREADS < items; },
+                        [&](int i) { return from + first + i * CHAIN_THREADS; });
 #pragma unroll
             for (int i = 0; i < AT_ONCE; ++i) {
                 const int item = first + i * CHAIN_THREADS;

@@ -46,17 +46,15 @@ struct Chain {
     }
 };
 
-// What a block has of a product: units of all tiles' from `begin` on. It is the first tile's part number `part`. found: where
-// parts are left, `parts` of a tile.
+// What a block has of a product: `count` units of all tiles', from unit `first` of tile `tile` on, which are that tile's part
+// number `part`; tiles: how many tiles that are. units: of K. found: where parts are left, up to `parts` of a tile, words of one
+// part of all tiles after those of the other.
 struct ChainShare {
-    int begin, count, part, units;  // units: of K
-    int parts;
+    int tile, first, count, tiles, part, units, parts, words;
     unsigned* found;
 
-    __device__ __forceinline__ int first_tile() const { return begin / units; }
-    __device__ __forceinline__ int tiles() const { return (begin % units + count + units - 1) / units; }
     // Of the block's tiles: whether it has the last unit.
-    __device__ __forceinline__ bool ends(int tile) const { return begin % units + count >= (tile + 1) * units; }
+    __device__ __forceinline__ bool ends(int number) const { return first + count >= (number + 1) * units; }
 };
 
 // How many positions a sequence has, and how they are split.
@@ -134,10 +132,11 @@ struct alignas(16) Space {
             const unsigned units = inputs / MMA_K, each = units / grain, all = outputs / MMA_N * each;
             const unsigned blocks = gridDim.x, block = blockIdx.x, first = all * block / blocks, end = all * (block + 1) / blocks;
             const unsigned owner = ((first / each * each + 1) * blocks - 1) / all;  // of the first tile's first piece
-            const int parts = each > 1 ? MOST_PARTS : 1;
-            shares[product] = {static_cast<int>(first * grain), static_cast<int>((end - first) * grain),
-                               static_cast<int>(block - owner), static_cast<int>(units), parts, found};
-            if (product != GATE_UP) found += outputs * parts * ROWS;
+            const int parts = each > 1 ? MOST_PARTS : 1, from = first % each * grain, count = (end - first) * grain;
+            const int tiles = (from + count + units - 1) / units, words = outputs * ROWS;
+            shares[product] = {static_cast<int>(first / each), from, count, tiles, static_cast<int>(block - owner),
+                               static_cast<int>(units), parts, words, found};
+            if (product != GATE_UP) found += words * parts;
         };
         deal(QKV, q_size + 2 * kv_size, of.hidden, of.qkv_grain);
         deal(O, of.hidden, q_size, of.o_grain);
@@ -171,10 +170,10 @@ __device__ __forceinline__ void float_four(const uint2& four, float (&v)[4]) {
     v[0] = low_half(four.x), v[1] = high_half(four.x), v[2] = low_half(four.y), v[3] = high_half(four.y);
 }
 
-// Part `part` of a row's four outputs from `output` on. found: [tiles, parts, ROWS, 16].
+// Part 0 of a row's four outputs from `output` on. found: [parts, tiles, ROWS, 16].
 template <int ROWS>
-__device__ __forceinline__ const uint4* four_outputs(const ChainShare& of, int part, int row, int output) {
-    return reinterpret_cast<const uint4*>(of.found + ((output / MMA_N * of.parts + part) * ROWS + row) * MMA_N + output % MMA_N);
+__device__ __forceinline__ const unsigned* outputs_from(const ChainShare& of, int row, int output) {
+    return of.found + (output / MMA_N * ROWS + row) * MMA_N + output % MMA_N;
 }
 // The sum of their parts and something more, rounded.
 __device__ __forceinline__ uint2 add_four(const uint4 (&part)[MOST_PARTS], const uint2& more) {

@@ -43,9 +43,10 @@ struct Ring {
     __device__ __forceinline__ void copy_all(const ChainLayer* layer, const ChainShare* shares, int products) {
         for (int product = QKV; products > 0; --products) {
             const ChainShare& share = shares[product];
+            const size_t begin = share.tile * share.units + share.first;
             const int bytes = product < GATE_UP ? unit_bytes<Attention>() : unit_bytes<Mlp>();
-            const char* tiles = layer->tiles[product] + static_cast<size_t>(share.begin) * bytes;
-            const char* scales = layer->scales[product] + static_cast<size_t>(share.begin) * SCALE_BYTES;
+            const char* tiles = layer->tiles[product] + begin * bytes;
+            const char* scales = layer->scales[product] + begin * SCALE_BYTES;
             for (int left = share.count; left > 0; left -= CHAIN_WARPS) {
                 const int count = min(left, CHAIN_WARPS);
                 await_copy(empty(), parity ^ 1);
@@ -174,8 +175,8 @@ __device__ __forceinline__ void multiply_units(int product) {
     R ring(space.ring_at, space.of.depth, space.places[warp]);
     float sum[2] = {};
     Operand<Unpack> operand(space, g, t);
-    int left_tiles = space.shares[product].tiles(), held = -1;
-    int unit = space.shares[product].begin % units + warp;  // of K, from the tile's first on
+    int left_tiles = space.shares[product].tiles, held = -1;
+    int unit = space.shares[product].first + warp;  // of K, from the tile's first on
     const auto leave = [&] {
         if (t < ROWS) to[0] = sum[0], to[MMA_N / 2] = sum[1];
         sum[0] = sum[1] = 0.0f;

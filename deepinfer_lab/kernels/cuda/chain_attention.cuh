@@ -123,13 +123,12 @@ __device__ __forceinline__ void make_rows(const Space<ROWS>& space, const Item& 
     }
     uint4 part[2][MOST_PARTS];
     const ChainShare& share = space.shares[QKV];
-    const unsigned* const words = outputs_from<ROWS>(share, its.row, output);
+    const unsigned* const part_of[MOST_PARTS] = {outputs_from<ROWS>(share, its.row, output),
+                                                 outputs_from<ROWS>(share, its.row, output) + share.words};
+    const int parts = is_one ? share.parts : 0;
     await_words(
-        reinterpret_cast<uint4(&)[2 * MOST_PARTS]>(part), [&](int i) { return is_one && i % MOST_PARTS < share.parts; },
-        [&](int i) {
-            const int further = i / MOST_PARTS * (HEAD_DIM / 2) * ROWS;
-            return reinterpret_cast<const uint4*>(words + i % MOST_PARTS * share.words + further);
-        });
+        reinterpret_cast<uint4(&)[2 * MOST_PARTS]>(part), [&](int i) { return i % MOST_PARTS < parts; },
+        [&](int i) { return reinterpret_cast<const uint4*>(part_of[i % MOST_PARTS] + i / MOST_PARTS * (HEAD_DIM / 2) * ROWS); });
     uint2 first = add_four(part[0], bias[0]), second = add_four(part[1], bias[1]);
     if (head <= ratio) {
         float a[4], b[4], c[4], d[4], cosine[4], sine[4];

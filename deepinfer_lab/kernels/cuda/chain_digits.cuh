@@ -20,8 +20,13 @@ __device__ __forceinline__ void keep_four(const Space<ROWS>& space, int row, int
     }
     float v[4];
     float_four(four, v);
-    const float own = fmaxf(fmaxf(fabsf(v[0]), fabsf(v[1])), fmaxf(fabsf(v[2]), fabsf(v[3])));
-    const float largest = __uint_as_float(warp_max(__float_as_uint(own)));
+    unsigned most = 0;  // as bits, of which NaN has the largest: what comes of it is NaN, too
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        const unsigned own = __float_as_uint(v[i]) & 0x7FFFFFFFu;
+        most = own > most ? own : most;
+    }
+    const float largest = __uint_as_float(warp_max(most));
     const float steps = largest > 0.0f ? __fdividef(MOST_DIGITS, largest) : 0.0f;
     unsigned bits[4], upper[4], sum = 0;
 #pragma unroll

@@ -18,13 +18,15 @@ __device__ __forceinline__ void add_norm(int phase, int product, bool in_digits)
         uint4 part[AT_ONCE * ROWS][MOST_PARTS] = {};
         if (product < PRODUCTS) {
             const ChainShare& share = space.shares[product];
-            const unsigned* const words = outputs_from<ROWS>(share, 0, first);
+            const unsigned* const part_of[MOST_PARTS] = {outputs_from<ROWS>(share, 0, first),
+                                                         outputs_from<ROWS>(share, 0, first) + share.words};
+            const int parts = share.parts;
             await_words(
                 reinterpret_cast<uint4(&)[AT_ONCE * ROWS * MOST_PARTS]>(part),
-                [&](int i) { return first + i / (ROWS * MOST_PARTS) * STEP < hidden && i % MOST_PARTS < share.parts; },
+                [&](int i) { return first + i / (ROWS * MOST_PARTS) * STEP < hidden && i % MOST_PARTS < parts; },
                 [&](int i) {
                     const int further = i / (ROWS * MOST_PARTS) * STEP * ROWS + i / MOST_PARTS % ROWS * MMA_N;
-                    return reinterpret_cast<const uint4*>(words + i % MOST_PARTS * share.words + further);
+                    return reinterpret_cast<const uint4*>(part_of[i % MOST_PARTS] + further);
                 });
         }
 #pragma unroll

@@ -49,16 +49,16 @@ __device__ __forceinline__ void decode_chain(const Chain& of) {
         R(space.ring_at, of.depth, {0, 0}).begin();
     }
     __syncthreads();
-    if (threadIdx.x >= CHAIN_THREADS) {
-        const int left = of.phases % PHASES, products = of.phases / PHASES * PRODUCTS + left - (left >= 2);
-        if (threadIdx.x == CHAIN_THREADS) R(space.ring_at, of.depth, {0, 0}).copy_all(of.layers, space.shares, products);
-        return;
-    }
-    for (int i = threadIdx.x; i < of.layer_count * static_cast<int>(sizeof(ChainLayer) / 8); i += CHAIN_THREADS) {
+    for (int i = threadIdx.x; i < of.layer_count * static_cast<int>(sizeof(ChainLayer) / 8); i += CHAIN_THREADS + 32) {
         space.template at<long long>(space.layers_at)[i] = reinterpret_cast<const long long*>(of.layers)[i];
     }
-    for (int i = threadIdx.x; i < ROWS * of.hidden; i += CHAIN_THREADS) space.x()[i] = of.x[i];
-    sync_chain();
+    for (int i = threadIdx.x; i < ROWS * of.hidden; i += CHAIN_THREADS + 32) space.x()[i] = of.x[i];
+    __syncthreads();
+    if (threadIdx.x >= CHAIN_THREADS) {
+        const int left = of.phases % PHASES, products = of.phases / PHASES * PRODUCTS + left - (left >= 2);
+        if (threadIdx.x == CHAIN_THREADS) R(space.ring_at, of.depth, {0, 0}).copy_all(&space.layer(0), space.shares, products);
+        return;
+    }
     copy_row(space.weight(), space.layer(0).input_norm, of.hidden);
 #pragma unroll 1
     for (int phase = 0; phase < space.of.phases; ++phase) {

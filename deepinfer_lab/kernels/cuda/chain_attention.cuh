@@ -44,6 +44,12 @@ __device__ __forceinline__ float sum_over_g(float x) {
     return x;
 }
 
+template <int ROWS>
+__device__ __forceinline__ Pages pages_of(const Space<ROWS>& space, const Item& its) {
+    const long long* const table = space.of.block_table + static_cast<size_t>(its.row) * space.of.columns;
+    return {table, space.of.block_size, space.of.reciprocal, its.end - 1};
+}
+
 // What a warp has of a round's K: lane 4g + t a quarter of position g's row. Dimensions as paged_tile.cuh has them.
 struct Keys {
     using S = Spread<HEAD_DIM, 2>;
@@ -63,31 +69,36 @@ struct Keys {
 // which are rows g and g + 8 of V^T.
 struct Stripe {
     unsigned word[V_TILES][4] = {};
-    int dim, first;  // position: of those of the lane, within the round
 
-    __device__ __forceinline__ Stripe(int warp, int g, int t)
-        : dim(warp % STRIPES * 16 + 2 * g), first(warp / STRIPES * V_TILE + 4 * t) {}
+    // The lane's dimensions; and its first position within a product's first.
+    static __device__ __forceinline__ int dim() {
+        const unsigned thread = this_thread();
+        return thread / 32 % STRIPES * 16 + thread % 32 / 4 * 2;
+    }
+    static __device__ __forceinline__ int first() { return this_thread() / 32 / STRIPES * V_TILE + this_thread() % 4 * 4; }
     __device__ __forceinline__ static constexpr int from(int tile) { return tile * SHARES * V_TILE; }
 
     // Positions from `round` on.
     __device__ __forceinline__ void load(const half_t* v, int kv_heads, const Pages& pages, int round) {
+        const int at = first();
 #pragma unroll
         for (int tile = 0; tile < V_TILES; ++tile) {
             if (round + from(tile) > pages.last) continue;
             // Four neighbours are in one block. What the cache has beyond the last position will be renewed.
-            const half_t* row = v + static_cast<size_t>(pages.four(round + from(tile) + first).x) * kv_heads * HEAD_DIM + dim;
+            const half_t* row = v + static_cast<size_t>(pages.four(round + from(tile) + at).x) * kv_heads * HEAD_DIM + dim();
 #pragma unroll
             for (int i = 0; i < 4; ++i, row += kv_heads * HEAD_DIM) word[tile][i] = *reinterpret_cast<const unsigned*>(row);
         }
     }
     // In the place of what the cache has for position `last`, and of what is beyond it and counts for nothing: the token's own.
     __device__ __forceinline__ void renew(const half_t* row, int round, int last) {
-        const unsigned own = *reinterpret_cast<const unsigned*>(row + dim);
+        const int at = first();
+        const unsigned own = *reinterpret_cast<const unsigned*>(row + dim());
 #pragma unroll
         for (int tile = 0; tile < V_TILES; ++tile) {
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
-                if (round + from(tile) + first + i >= last) word[tile][i] = own;
+                if (round + from(tile) + at + i >= last) word[tile][i] = own;
             }
         }
     }
@@ -105,7 +116,10 @@ __device__ __forceinline__ void of_two_heads(float value, int t, float (&two)[2]
 
 // The token's own rows: its query heads and K, rotated, and V. Where the item has the last position, K and V to the cache.
 template <int ROWS>
-__device__ __forceinline__ void make_rows(const Space<ROWS>& space, const Item& its, const ChainLayer& layer, const Pages& pages) {
+__device__ __forceinline__ void make_rows(const Space<ROWS>& space, int phase, int item) {
+    const ChainLayer& layer = space.layer(settled(phase) / PHASES);
+    const Item its(space, item);
+    const Pages pages = pages_of(space, its);
     const Chain& of = space.of;
     const int ratio = static_cast<unsigned>(of.heads) / of.kv_heads;
     // A thread takes four dimensions of a row and those that rotate with them.
@@ -146,48 +160,68 @@ __device__ __forceinline__ void make_rows(const Space<ROWS>& space, const Item& 
     }
 }
 
+// What a warp has of a round.
+struct RoundTile {
+    Keys keys;
+    Stripe stripe;
+
+    // Positions from `round` on. What the item is is found out again: registers are scarce.
+    template <int ROWS>
+    __device__ __forceinline__ void load(const Space<ROWS>& space, int phase, int item, int round) {
+        const ChainLayer& layer = space.layer(settled(phase) / PHASES);
+        const Item its(space, settled(item));
+        const Pages pages = pages_of(space, its);
+        const int warp = this_thread() / 32, lane = this_thread() % 32, first = its.kv_head * HEAD_DIM;
+        if (round + warp * EACH_WARP < its.end) {
+            const int slot = pages.slot(min(round + warp * EACH_WARP + lane / 4, its.end - 1));
+            keys.load(layer.k + first + static_cast<size_t>(slot) * space.of.kv_heads * HEAD_DIM, lane % 4);
+        }
+        stripe.load(layer.v + first, space.of.kv_heads, pages, round);
+    }
+};
+
+// Has K and V of an item's later rounds brought to the L2: half a row to a thread.
+template <int ROWS>
+__device__ __forceinline__ void prefetch_rounds(const Space<ROWS>& space, int phase, int item) {
+    const ChainLayer& layer = space.layer(settled(phase) / PHASES);
+    const Item its(space, item);
+    const Pages pages = pages_of(space, its);
+    const unsigned thread = this_thread();
+    for (int position = its.begin + ROUND + thread / 4; position < its.end; position += ROUND) {
+        const size_t vector = static_cast<size_t>(pages.slot(position)) * space.of.kv_heads + its.kv_head;
+        const half_t* const half = (thread & 1 ? layer.k : layer.v) + vector * HEAD_DIM + (thread / 2 & 1) * (HEAD_DIM / 2);
+#pragma unroll
+        for (int i = 0; i < HEAD_DIM / 2; i += 16) prefetch_sector(half + i);
+    }
+}
+
 // All of a block's items.
 template <int ROWS>
 __device__ __forceinline__ void attend(int phase) {
     using S = Spread<HEAD_DIM, 2>;
     const Space<ROWS>& space = space_of<ROWS>();
-    AttentionSpace& shared = space.attention();
-    const ChainLayer& layer = space.layer(phase / PHASES);
-    const unsigned thread = this_thread();
-    const int warp = thread / 32, lane = thread % 32, g = lane / 4, t = lane % 4;
-    const int kv_heads = space.of.kv_heads, ratio = static_cast<unsigned>(space.of.heads) / kv_heads;
 #pragma unroll 1
     for (int item = blockIdx.x; item < space.items; item += gridDim.x) {
-        const Item its(space, item);
-        const int end = its.end, last = its.last;
-        const Pages pages = {space.of.block_table + static_cast<size_t>(its.row) * space.of.columns, space.of.block_size,
-                             space.of.reciprocal, end - 1};
-        const half_t *k_base = layer.k + its.kv_head * HEAD_DIM, *v_base = layer.v + its.kv_head * HEAD_DIM;
-        int position = its.begin + warp * EACH_WARP + g;  // of K
-        Keys keys;
-        Stripe stripe(warp, g, t);
-        const auto load = [&] {
-            if (position - g < end) {
-                const int slot = pages.slot(min(position, end - 1));
-                keys.load(k_base + static_cast<size_t>(slot) * kv_heads * HEAD_DIM, t);
-            }
-            stripe.load(v_base, kv_heads, pages, position - g - warp * EACH_WARP);
-        };
-        load();
-        for (int later = its.begin + ROUND + thread / 4; later < end; later += ROUND) {  // a half of K's or V's row to a thread
-            const half_t* const row = (thread & 1 ? k_base : v_base) + static_cast<size_t>(pages.slot(later)) * kv_heads * HEAD_DIM;
-#pragma unroll
-            for (int i = 0; i < HEAD_DIM / 2; i += 16) prefetch_sector(row + (thread / 2 & 1) * (HEAD_DIM / 2) + i);
-        }
-        make_rows(space, its, layer, pages);
+        RoundTile tile;
+        tile.load(space, phase, item, Item(space, item).begin);
+        prefetch_rounds(space, phase, settled(item));
+        make_rows(space, phase, settled(item));
         stamp<ROWS>(phase, AFTER_WAIT);
         sync_chain();
         stamp<ROWS>(phase, AFTER_ROWS);
+        AttentionSpace& shared = space.attention();
+        const unsigned thread = this_thread();
+        const int warp = thread / 32, lane = thread % 32, g = lane / 4, t = lane % 4;
+        const Item its(space, settled(item));
+        const int end = its.end, last = its.last;
+        int round = its.begin;
+        Keys& keys = tile.keys;
+        Stripe& stripe = tile.stripe;
 
         float highest = LOWEST, total = 0.0f, o[2][4] = {};  // of head g; and two chains
 #pragma unroll 1
         for (;;) {
-            const int round = position - g - warp * EACH_WARP;
+            const int position = round + warp * EACH_WARP + g;  // of K
             const bool renew = end > last && round + ROUND > last;
             if (position - g < end) {
                 if (renew && position >= last) keys.load(shared.rows[HEADS], t);
@@ -232,7 +266,7 @@ __device__ __forceinline__ void attend(int phase) {
 #pragma unroll
             for (int i = 0; i < V_TILES; ++i) {
                 if (round + stripe.from(i) >= end) continue;
-                const int whose = (stripe.from(i) + stripe.first) / EACH_WARP;
+                const int whose = (stripe.from(i) + stripe.first()) / EACH_WARP;
                 const float its_weight = exp2_approx(shared.top[whose][g] - highest);
                 const uint2 four = *reinterpret_cast<const uint2*>(&shared.weights[whose][g][t % 2 * 4]);
                 const unsigned both = half_pair(its_weight, its_weight);
@@ -240,9 +274,9 @@ __device__ __forceinline__ void attend(int phase) {
                 stripe.fragment(i, a);
                 mma(o[i % 2], a, mul_pair(four.x, both), mul_pair(four.y, both));
             }
-            position += ROUND;
-            if (round + ROUND >= end) break;
-            load();
+            round += ROUND;
+            if (round >= end) break;
+            tile.load(space, phase, item, round);
             sync_chain();  // all have read what the warps have left
         }
 
@@ -255,12 +289,15 @@ __device__ __forceinline__ void attend(int phase) {
         stamp<ROWS>(phase, AFTER_PRODUCTS);
         if (warp < STRIPES) {
             const float4 more = shared.out[warp][lane];
-            unsigned* const to = space.of.split(its.row, its.split);
-            unsigned* const words = to + (its.kv_head * ratio * HEAD_DIM + stripe.dim) / 2 + t * HEAD_DIM;  // of two heads
+            const Item found_again(space, settled(item));
+            const int ratio = static_cast<unsigned>(space.of.heads) / space.of.kv_heads;
+            const int first_head = found_again.kv_head * ratio;
+            unsigned* const to = space.of.split(found_again.row, found_again.split);
+            unsigned* const words = to + (first_head * HEAD_DIM + stripe.dim()) / 2 + t * HEAD_DIM;  // of two heads
             if (2 * t < ratio) put(words, half_pair(o[0][0] + more.x, o[0][2] + more.z));
             if (2 * t + 1 < ratio) put(words + HEAD_DIM / 2, half_pair(o[0][1] + more.y, o[0][3] + more.w));
             if (warp == 0 && g < ratio) {
-                put(to + space.of.stats() + (its.kv_head * ratio + g) * 4 + t, t == 0 ? highest : t == 1 ? total : 0.0f);
+                put(to + space.of.stats() + (first_head + g) * 4 + t, t == 0 ? highest : t == 1 ? total : 0.0f);
             }
         }
         sync_chain();  // the space is free again

@@ -123,7 +123,11 @@ def _blocks(shape: ChainShape, blocks: int) -> int:
 def _grain(n: int, k: int, blocks: int) -> int:
     """Units of K in a piece: as many as leave the shares even, since each part of a tile has to be read by all."""
     units, tiles = k // UNIT_K, n // UNIT_N
-    fits = [g for g in range(1, units + 1) if units % g == 0 and _most(units // g * tiles, blocks) * g <= EVEN * tiles * units / blocks]
+    fits = [
+        g
+        for g in range(1, units + 1)
+        if units % g == 0 and _most(units // g * tiles, blocks) * g <= EVEN * tiles * units / blocks
+    ]
     return max(fits, default=1)
 
 
@@ -272,8 +276,8 @@ class DecodeChain:
                 tokens included, each of them at least 1.
             phases: stop after so many, five a layer: norm and qkv, attention, o, norm and gate_up, down. None: after all. A
                 launch that ends within a layer returns nothing of use, and `reset` comes before the next.
-            stamps: int64 [blocks, 5, 4]: of the layer `stamped`, each block's clock after its first thread has waited, after all
-                rows are there, after the products and after it has left the results.
+            stamps: int64 [blocks, 5, 4]: of the layer `stamped`, each block's clock after its first thread has waited, after
+                all rows are there, after the products and after it has left the results.
 
         Returns:
             hidden states and their final norm, float16 [rows, hidden] each.

@@ -71,8 +71,8 @@ def test_matches_float32(on_host, case):
     chain = on_host(model.chain(rows, blocks), seed)
     for _ in range(2):  # and a launch finds what the one before it left
         hidden, out = chain(x, table, lengths)
-        assert error(hidden, expected[-1].out) < 2e-3
+        assert error(hidden, expected[-1].out) < 4e-3
         assert error(out, normed(hidden.float(), model.norm)) < 5e-4
     for layer, tensors in zip(expected, model.layers, strict=True):
-        assert error(tensors.k[new], layer.k) < 2e-3
-        assert error(tensors.v[new], layer.v) < 2e-3
+        assert error(tensors.k[new], layer.k) < 4e-3
+        assert error(tensors.v[new], layer.v) < 4e-3

@@ -1,12 +1,12 @@
 """Tiny decoders for decode_chain.cuh, and what a step of theirs is, in float32 with the launches' roundings to float16."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 
 import torch
 from torch.nn.functional import silu
 
 from deepinfer_lab.kernels.decode_chain import ChainShape, DecodeChain, LayerTensors
-from deepinfer_lab.quant.interleave import interleave, interleaved_rows
+from deepinfer_lab.quant.interleave import interleave
 from deepinfer_lab.quant.layout import PackedWeight, pack
 from deepinfer_lab.quant.tiles import to_tiles
 
@@ -24,7 +24,20 @@ class Model:
     cos: torch.Tensor
     sin: torch.Tensor
 
-    def chain(self, rows: int, blocks: int) -> DecodeChain:
+    def on(self, device: str) -> "Model":
+        """What the kernel gets, there."""
+
+        def moved(value):
+            if isinstance(value, tuple):
+                return tuple(moved(each) for each in value)
+            return None if value is None else value.to(device)
+
+        layers = [
+            LayerTensors(*(moved(getattr(layer, field.name)) for field in fields(layer))) for layer in self.layers
+        ]
+        return replace(self, layers=layers, norm=moved(self.norm), cos=moved(self.cos), sin=moved(self.sin))
+
+    def chain(self, rows: int, blocks: int | None = None) -> DecodeChain:
         return DecodeChain(
             self.shape, rows, self.layers, self.norm, self.cos, self.sin, eps=EPS, block_size=BLOCK, blocks=blocks
         )
@@ -106,7 +119,3 @@ def reference(model: Model, x: torch.Tensor, table: torch.Tensor, lengths: torch
         x = rounded(after_o + rounded(gated @ dense[3].T))
         layers.append(Layer(qkv, attended, after_o, gated, x, k, v))
     return layers
-
-
-def gate_places(intermediate: int) -> torch.Tensor:
-    return interleaved_rows(2 * intermediate)

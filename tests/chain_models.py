@@ -5,7 +5,8 @@ from dataclasses import dataclass, fields, replace
 import torch
 from torch.nn.functional import silu
 
-from deepinfer_lab.kernels.decode_chain import ChainShape, DecodeChain, LayerTensors
+from deepinfer_lab.kernels.chain_plan import ChainShape
+from deepinfer_lab.kernels.decode_chain import DecodeChain, LayerTensors
 from deepinfer_lab.quant.interleave import interleave
 from deepinfer_lab.quant.layout import PackedWeight, pack
 from deepinfer_lab.quant.tiles import to_tiles

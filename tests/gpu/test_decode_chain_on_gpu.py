@@ -4,11 +4,10 @@ import pytest
 import torch
 from chain_models import BLOCK, SLOTS, make, normed, reference
 
-from deepinfer_lab.kernels import decode_chain
-from deepinfer_lab.kernels.decode_chain import ChainShape
+from deepinfer_lab.kernels.chain_plan import CAPABILITY, ChainShape
 
 pytestmark = pytest.mark.skipif(
-    torch.cuda.is_available() and torch.cuda.get_device_capability() != decode_chain.CAPABILITY,
+    torch.cuda.is_available() and torch.cuda.get_device_capability() != CAPABILITY,
     reason="needs compute capability 9.0",
 )
 SHAPE = ChainShape(3, 1024, 1536, 16, 2, 4, 4)

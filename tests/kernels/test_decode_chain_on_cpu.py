@@ -8,7 +8,7 @@ import torch
 from chain_models import BLOCK, SLOTS, make, normed, reference
 
 from deepinfer_lab.kernels import decode_chain
-from deepinfer_lab.kernels.decode_chain import ChainShape
+from deepinfer_lab.kernels.chain_plan import ChainShape
 
 SHAPE = ChainShape(2, 256, 384, 4, 2, 4, 4)
 

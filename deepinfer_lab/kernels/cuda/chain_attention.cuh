@@ -1,37 +1,16 @@
-// Attention of a few new tokens over the paged cache (fp16, heads of 128), as a part of decode_chain.cuh: the query heads of one
-// KV head and one split of the positions to a block. A round is 8 positions to a warp:
+// Attention of a few new tokens over the paged cache (fp16, heads of 128), as a part of decode_chain.cuh: the query heads of
+// one KV head and one split of the positions to a block. A round is 8 positions to a warp:
 //
 //     S^T[8 positions, 8 heads] = K Q^T: the other 8 rows of a product are nobody's; exp2(S - the warp's top) is left
 //     O^T[16 of D, 8 heads] += V^T P^T: of every other 16 positions of the round, for what the warp has of D
 //
-// so that K and V take 16 registers each and a warp's part of O four, and two warps' meet in the end. K and V of the token itself
-// are not in the cache yet: each block makes them, and puts them in the place of what it read there. So what it reads has nothing
-// to do with the kernel's other work and is under way before that is done.
+// so that K and V take 16 registers each and a warp's part of O four, and two warps' meet in the end. K and V of the token
+// itself are not in the cache yet: each block makes them, and puts them in the place of what it read there. So what it reads
+// has nothing to do with the kernel's other work and is under way before that is done.
 #pragma once
-#include "chain_weights.cuh"
-#include "paged_tile.cuh"
-#include "prefetch.cuh"
+#include "chain_positions.cuh"
 
-constexpr int STRIPES = HEAD_DIM / 16, SHARES = CHAIN_WARPS / STRIPES;  // of D; of a round's positions, for each of them
-constexpr int V_TILE = 2 * EACH_WARP, V_TILES = ROUND / V_TILE / SHARES;  // positions of a product; products of a warp
 constexpr float LOWEST = -1e30f;  // below every score, and differences of two are never NaN
-
-// What a block's worth of work is: a row's positions begin .. end - 1 for one KV head, which are the row's split number `split`.
-struct Item {
-    int row = 0, kv_head, split, begin, end, last;  // last: the row's last position
-
-    template <int ROWS>
-    __device__ __forceinline__ Item(const Space<ROWS>& space, unsigned number) {
-#pragma unroll
-        for (int r = 1; r < ROWS; ++r) {
-            const unsigned before = space.sequences[r - 1].splits * space.of.kv_heads;
-            if (row == r - 1 && number >= before) number -= before, row = r;
-        }
-        const Sequence& its = space.sequences[row];
-        kv_head = number / its.splits, split = number % its.splits, last = its.length - 1;
-        begin = split * its.size, end = min(its.length, begin + its.size);
-    }
-};
 
 __device__ __forceinline__ float max_over_g(float x) {
 #pragma unroll
@@ -43,70 +22,6 @@ __device__ __forceinline__ float sum_over_g(float x) {
     for (int distance = 4; distance < 32; distance *= 2) x += __shfl_xor_sync(0xFFFFFFFFu, x, distance);
     return x;
 }
-
-template <int ROWS>
-__device__ __forceinline__ Pages pages_of(const Space<ROWS>& space, const Item& its) {
-    const long long* const table = space.of.block_table + static_cast<size_t>(its.row) * space.of.columns;
-    return {table, space.of.block_size, space.of.reciprocal, its.end - 1};
-}
-
-// What a warp has of a round's K: lane 4g + t a quarter of position g's row. Dimensions as paged_tile.cuh has them.
-struct Keys {
-    using S = Spread<HEAD_DIM, 2>;
-    unsigned word[S::K_WORDS] = {};  // defined, as in `multiply_units`
-
-    __device__ __forceinline__ void load(const half_t* row, int t) {
-        const auto* const bytes = reinterpret_cast<const unsigned char*>(row);
-#pragma unroll
-        for (int j = 0; j < S::K_LOADS; ++j) ::load<S::K_BYTES>(word + j * words_of(S::K_BYTES), bytes + (j * 4 + t) * S::K_BYTES);
-    }
-    __device__ __forceinline__ void fragment(int step, unsigned (&a)[4]) const {
-        a[0] = word[2 * step], a[2] = word[2 * step + 1], a[1] = a[3] = 0;
-    }
-};
-
-// What a warp has of a round's V: lane 4g + t of four neighbouring positions of each product the dimensions `dim` and dim + 1,
-// which are rows g and g + 8 of V^T.
-struct Stripe {
-    unsigned word[V_TILES][4] = {};
-
-    // The lane's dimensions; and its first position within a product's first.
-    static __device__ __forceinline__ int dim() {
-        const unsigned thread = this_thread();
-        return thread / 32 % STRIPES * 16 + thread % 32 / 4 * 2;
-    }
-    static __device__ __forceinline__ int first() { return this_thread() / 32 / STRIPES * V_TILE + this_thread() % 4 * 4; }
-    __device__ __forceinline__ static constexpr int from(int tile) { return tile * SHARES * V_TILE; }
-
-    // Positions from `round` on.
-    __device__ __forceinline__ void load(const half_t* v, int kv_heads, const Pages& pages, int round) {
-        const int at = first();
-#pragma unroll
-        for (int tile = 0; tile < V_TILES; ++tile) {
-            if (round + from(tile) > pages.last) continue;
-            // Four neighbours are in one block. What the cache has beyond the last position will be renewed.
-            const half_t* row = v + static_cast<size_t>(pages.four(round + from(tile) + at).x) * kv_heads * HEAD_DIM + dim();
-#pragma unroll
-            for (int i = 0; i < 4; ++i, row += kv_heads * HEAD_DIM) word[tile][i] = *reinterpret_cast<const unsigned*>(row);
-        }
-    }
-    // In the place of what the cache has for position `last`, and of what is beyond it and counts for nothing: the token's own.
-    __device__ __forceinline__ void renew(const half_t* row, int round, int last) {
-        const int at = first();
-        const unsigned own = *reinterpret_cast<const unsigned*>(row + dim());
-#pragma unroll
-        for (int tile = 0; tile < V_TILES; ++tile) {
-#pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                if (round + from(tile) + at + i >= last) word[tile][i] = own;
-            }
-        }
-    }
-    __device__ __forceinline__ void fragment(int tile, unsigned (&a)[4]) const {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) a[i] = __byte_perm(word[tile][i / 2 * 2], word[tile][i / 2 * 2 + 1], i % 2 ? 0x7632 : 0x5410);
-    }
-};
 
 // A lane's two heads, 2t and 2t + 1, of a value that lane 4g + t has for head g.
 __device__ __forceinline__ void of_two_heads(float value, int t, float (&two)[2]) {
@@ -126,7 +41,8 @@ __device__ __forceinline__ void make_rows(const Space<ROWS>& space, int phase, i
     const int head = this_thread() / 16, dim = this_thread() % 16 * 4;
     if (head >= HEADS + 2) return;
     const size_t angle = static_cast<size_t>(its.last) * (HEAD_DIM / 2) + dim;
-    const uint2 cosines = *reinterpret_cast<const uint2*>(of.cos + angle), sines = *reinterpret_cast<const uint2*>(of.sin + angle);
+    const uint2 cosines = *reinterpret_cast<const uint2*>(of.cos + angle);
+    const uint2 sines = *reinterpret_cast<const uint2*>(of.sin + angle);
     const int from = head < ratio ? its.kv_head * ratio + head : of.heads + (head - ratio) * of.kv_heads + its.kv_head;
     const int output = from * HEAD_DIM + dim;
     const bool is_one = head < ratio + 2;  // the others are heads that there are not
@@ -142,7 +58,10 @@ __device__ __forceinline__ void make_rows(const Space<ROWS>& space, int phase, i
     const int parts = is_one ? share.parts : 0;
     await_words(
         reinterpret_cast<uint4(&)[2 * MOST_PARTS]>(part), [&](int i) { return i % MOST_PARTS < parts; },
-        [&](int i) { return reinterpret_cast<const uint4*>(part_of[i % MOST_PARTS] + i / MOST_PARTS * (HEAD_DIM / 2) * ROWS); });
+        [&](int i) {
+            const unsigned* const half = part_of[i % MOST_PARTS] + i / MOST_PARTS * (HEAD_DIM / 2) * ROWS;
+            return reinterpret_cast<const uint4*>(half);
+        });
     uint2 first = add_four(part[0], bias[0]), second = add_four(part[1], bias[1]);
     if (head <= ratio) {
         float a[4], b[4], c[4], d[4], cosine[4], sine[4];
@@ -157,41 +76,6 @@ __device__ __forceinline__ void make_rows(const Space<ROWS>& space, int phase, i
         const size_t vector = static_cast<size_t>(pages.slot(its.last)) * of.kv_heads + its.kv_head;
         half_t* const cached = (head == ratio ? layer.k : layer.v) + vector * HEAD_DIM + dim;
         *reinterpret_cast<uint2*>(cached) = first, *reinterpret_cast<uint2*>(cached + HEAD_DIM / 2) = second;
-    }
-}
-
-// What a warp has of a round.
-struct RoundTile {
-    Keys keys;
-    Stripe stripe;
-
-    // Positions from `round` on. What the item is is found out again: registers are scarce.
-    template <int ROWS>
-    __device__ __forceinline__ void load(const Space<ROWS>& space, int phase, int item, int round) {
-        const ChainLayer& layer = space.layer(settled(phase) / PHASES);
-        const Item its(space, settled(item));
-        const Pages pages = pages_of(space, its);
-        const int warp = this_thread() / 32, lane = this_thread() % 32, first = its.kv_head * HEAD_DIM;
-        if (round + warp * EACH_WARP < its.end) {
-            const int slot = pages.slot(min(round + warp * EACH_WARP + lane / 4, its.end - 1));
-            keys.load(layer.k + first + static_cast<size_t>(slot) * space.of.kv_heads * HEAD_DIM, lane % 4);
-        }
-        stripe.load(layer.v + first, space.of.kv_heads, pages, round);
-    }
-};
-
-// Has K and V of an item's later rounds brought to the L2: half a row to a thread.
-template <int ROWS>
-__device__ __forceinline__ void prefetch_rounds(const Space<ROWS>& space, int phase, int item) {
-    const ChainLayer& layer = space.layer(settled(phase) / PHASES);
-    const Item its(space, item);
-    const Pages pages = pages_of(space, its);
-    const unsigned thread = this_thread();
-    for (int position = its.begin + ROUND + thread / 4; position < its.end; position += ROUND) {
-        const size_t vector = static_cast<size_t>(pages.slot(position)) * space.of.kv_heads + its.kv_head;
-        const half_t* const half = (thread & 1 ? layer.k : layer.v) + vector * HEAD_DIM + (thread / 2 & 1) * (HEAD_DIM / 2);
-#pragma unroll
-        for (int i = 0; i < HEAD_DIM / 2; i += 16) prefetch_sector(half + i);
     }
 }
 

@@ -9,8 +9,8 @@
 constexpr float MOST_DIGITS = 127 * 256 + 127;
 constexpr float TO_INTEGER = 12582912.0f;  // 1.5 * 2^23: what is added to it is rounded, and its lower bits are the number
 
-// Four activations of unit `unit` by each lane, from 4 * lane on. Bytes go where the lane that multiplies them reads eight words
-// in a row, in the order of quant/tiles.py's words: of four, the first, third, second and fourth.
+// Four activations of unit `unit` by each lane, from 4 * lane on. Bytes go where the lane that multiplies them reads eight
+// words in a row, in the order of quant/tiles.py's words: of four, the first, third, second and fourth.
 template <int ROWS>
 __device__ __forceinline__ void keep_four(const Space<ROWS>& space, int row, int unit, const uint2& four, bool in_digits) {
     const int lane = this_thread() % 32;

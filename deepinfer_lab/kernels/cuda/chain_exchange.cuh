@@ -1,11 +1,13 @@
-// What blocks leave for one another in decode_chain.cuh, and how they find it: words that say by themselves that they are there.
+// What blocks leave for one another in decode_chain.cuh, and how they find it: words that say by themselves that they are
+// there.
 //
 // A place is EMPTY until its word comes. Whoever needs it reads it until it is not: one way to the L2 and back, where a counter
-// beside it would take three (a fence, the counter, the word). Each word stands for itself, so nothing depends on the order in
-// which words become visible. The block that wrote a word empties its place when all have read it, as what it has found itself
-// proves: nothing of a later phase is there before that. And it does so at least two phases before anybody looks there again,
-// with words of its own in between that those who look have needed. A launch ends with places of its last layer full, which the
-// first layer of the next one empties, in its turn, like any other.
+// beside it would take three (a fence, the counter, the word). Each word stands for itself, so it does not matter in which
+// order words become visible. The block that wrote a word empties its place when all have read it, as what it has found itself
+// proves: nothing of a later phase is there before that. It does so at least two phases before anybody looks there again, and
+// leaves words of its own in between that those who look have needed. No fence stands between these two: a store would have to
+// be on its way for thousands of cycles while later ones of the same block arrive. A launch ends with places of its last layer
+// full, which the first layer of the next one empties, in its turn, like any other.
 #pragma once
 #include "grid_ptx.cuh"
 

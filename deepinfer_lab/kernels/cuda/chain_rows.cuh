@@ -1,5 +1,5 @@
-// What the products of decode_chain.cuh begin with: activations from what the phase before has left, in shared memory. A lane takes
-// four at a time, a warp a unit. All words of a thread are under way at once.
+// What the products of decode_chain.cuh begin with: activations from what the phase before has left, in shared memory. A lane
+// takes four at a time, a warp a unit. All words of a thread are under way at once.
 #pragma once
 #include "chain_attention.cuh"
 #include "chain_digits.cuh"

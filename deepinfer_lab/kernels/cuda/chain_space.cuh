@@ -1,5 +1,5 @@
-// What decode_chain.cuh's kernels are given and what a block has in shared memory. All of it is found again there by each of the
-// phases, which are functions of their own: registers are scarce, and a phase's have nothing to do with another's.
+// What decode_chain.cuh's kernels are given and what a block has in shared memory. All of it is found again there by each of
+// the phases, which are functions of their own: registers are scarce, and a phase's have nothing to do with another's.
 #pragma once
 #include "chain_exchange.cuh"
 #include "digits_ptx.cuh"
@@ -47,8 +47,8 @@ struct Chain {
 };
 
 // What a block has of a product: `count` units of all tiles', from unit `first` of tile `tile` on, which are that tile's part
-// number `part`; tiles: how many tiles that are. units: of K. found: where parts are left, up to `parts` of a tile, words of one
-// part of all tiles after those of the other.
+// number `part`; tiles: how many tiles that are. units: of K. found: where parts are left, up to `parts` of a tile, words of
+// one part of all tiles after those of the other.
 struct ChainShare {
     int tile, first, count, tiles, part, units, parts, words;
     unsigned* found;
@@ -90,8 +90,8 @@ struct alignas(8) Total {
     float step;
 };
 
-// A block's shared memory, the ring of weights behind it (chain_weights.cuh). act: activations of a product, rows `stride` values
-// apart, beginning half a line of the banks apart: fp16, or two rows of bytes, which begin half of a load apart.
+// A block's shared memory, the ring of weights behind it (chain_weights.cuh). act: activations of a product, rows `stride`
+// values apart, beginning half a line of the banks apart: fp16, or two rows of bytes, which begin half of a load apart.
 template <int ROWS>
 struct alignas(16) Space {
     Chain of;
@@ -126,11 +126,12 @@ struct alignas(16) Space {
         weight_at = x_at + ROWS * of.hidden * 2, sums_at = weight_at + of.hidden * 2;
         layers_at = sums_at + of.most_tiles * CHAIN_WARPS * ROWS * MMA_N * 4;
         totals_at = layers_at + of.layer_count * static_cast<int>(sizeof(ChainLayer));
-        totals_at = (totals_at + 7) / 8 * 8, ring_at = (totals_at + most / MMA_K * ROWS * static_cast<int>(sizeof(Total)) + 15) / 16 * 16;
+        ring_at = totals_at + most / MMA_K * ROWS * static_cast<int>(sizeof(Total)), ring_at = (ring_at + 15) / 16 * 16;
         unsigned* found = of.found;
         const auto deal = [&](int product, int outputs, int inputs, int grain) {  // whole pieces
             const unsigned units = inputs / MMA_K, each = units / grain, all = outputs / MMA_N * each;
-            const unsigned blocks = gridDim.x, block = blockIdx.x, first = all * block / blocks, end = all * (block + 1) / blocks;
+            const unsigned blocks = gridDim.x, block = blockIdx.x;
+            const unsigned first = all * block / blocks, end = all * (block + 1) / blocks;
             const unsigned owner = ((first / each * each + 1) * blocks - 1) / all;  // of the first tile's first piece
             const int parts = each > 1 ? MOST_PARTS : 1, from = first % each * grain, count = (end - first) * grain;
             const int tiles = (from + count + units - 1) / units, words = outputs * ROWS;

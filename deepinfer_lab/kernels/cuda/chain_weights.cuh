@@ -1,8 +1,8 @@
 // The weights of a chain of products on their way through shared memory (decode_chain.cuh).
 //
-// Weights are nobody's output: one warp copies them into a ring in the order in which the block will need them, whatever product
-// of whatever layer that is, a ring's length ahead. So the memory stays busy while the blocks wait for one another. A slot has
-// CHAIN_WARPS units that follow one another, one for each of the warps that multiply, and then their scales.
+// Weights are nobody's output: one warp copies them into a ring in the order in which the block will need them, whatever
+// product of whatever layer that is, a ring's length ahead. So the memory stays busy while the blocks wait for one another. A
+// slot has CHAIN_WARPS units that follow one another, one for each of the warps that multiply, and then their scales.
 #pragma once
 #include "chain_space.cuh"
 
@@ -12,12 +12,13 @@ constexpr int SCALE_BYTES = 2 * MMA_N;  // of a unit: a group is 128 of k
 template <class Unpack>
 __device__ constexpr int unit_bytes() { return MMA_K / Unpack::UNIT_K * Unpack::BYTES; }
 
-// The ring, of `depth` slots, each with a barrier that is over when it is full and one for when it is empty. Attention, Mlp: the
-// layouts of their weights.
+// The ring, of `depth` slots, each with a barrier that is over when it is full and one for when it is empty. Attention, Mlp:
+// the layouts of their weights.
 template <class Attention, class Mlp>
 struct Ring {
     static constexpr int MOST_BYTES = unit_bytes<Attention>() > unit_bytes<Mlp>() ? unit_bytes<Attention>() : unit_bytes<Mlp>();
-    static constexpr int SCALES = CHAIN_WARPS * MOST_BYTES, BARRIERS = SCALES + CHAIN_WARPS * SCALE_BYTES, SLOT = BARRIERS + 2 * 8;
+    static constexpr int SCALES = CHAIN_WARPS * MOST_BYTES, BARRIERS = SCALES + CHAIN_WARPS * SCALE_BYTES;
+    static constexpr int SLOT = BARRIERS + 2 * 8;
     const int first, end;  // bytes of shared memory
     int at;
     unsigned parity;
@@ -95,9 +96,10 @@ struct Operand {
     __device__ __forceinline__ float high(const Found& found) const { return found.sum[0][2] + found.sum[1][2]; }
 };
 
-// 4 bits: two bytes, as `keep_four` (chain_digits.cuh) has made them, column 2r + 1 the lower. The weights are bytes as they lie:
-// the four lower halves of a word's bytes are output g's, the upper ones, 16-fold, output g + 8's, so two instructions are enough
-// for eight values. Sums are whole numbers, and exact. They begin with -8 times the activations': weights are stored as q + 8.
+// 4 bits: two bytes, as `keep_four` (chain_digits.cuh) has made them, column 2r + 1 the lower. The weights are bytes as they
+// lie: the four lower halves of a word's bytes are output g's, the upper ones, 16-fold, output g + 8's, so two instructions are
+// enough for eight values. Sums are whole numbers, and exact. They begin with -8 times the activations': weights are stored as
+// q + 8.
 template <>
 struct Operand<W4Tiles> {
     static constexpr float LOW = 1.0f, HIGH = 1.0f / 16.0f;
@@ -193,7 +195,8 @@ __device__ __forceinline__ void multiply_units(int product) {
             if (unit != held) operand.load(unit);  // where K has as many units as there are warps, it is the same always
             held = unit;
             const auto found = operand.multiply(weights.part);
-            const float low = to_float(static_cast<half_t>(weights.scale)), high = to_float(static_cast<half_t>(weights.scale >> 16));
+            const float low = to_float(static_cast<half_t>(weights.scale));
+            const float high = to_float(static_cast<half_t>(weights.scale >> 16));
             unit += CHAIN_WARPS, --left;
             if (left > 0) weights.take(ring, warp, lane);  // while products are under way
             sum[0] = fmaf(low, operand.low(found), sum[0]), sum[1] = fmaf(high, operand.high(found), sum[1]);

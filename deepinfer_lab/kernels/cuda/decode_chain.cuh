@@ -1,15 +1,16 @@
-// One decode step of a few rows in one launch: all layers of a decoder, for blocks each of which has a multiprocessor for itself,
-// all of them resident. A layer is five phases:
+// One decode step of a few rows in one launch: all layers of a decoder, for blocks each of which has a multiprocessor for
+// itself, all of them resident. A layer is five phases:
 //
 //     norm, qkv | rotate, write, attend | o | + x, norm, gate_up, silu(gate) * up | down | (+ x, norm, qkv of the next layer ...
 //
-// A block begins with a phase when all is there that the one before it leaves (chain_exchange.cuh); but weights, which are nobody's
-// output, come all the time (chain_weights.cuh).
+// A block begins with a phase when all is there that the one before it leaves (chain_exchange.cuh); but weights, which are
+// nobody's output, come all the time (chain_weights.cuh).
 //
-// Blocks share qkv, o, gate_up and down evenly, so that each has something of all four, and in pieces of so many units of K that
-// a tile falls into one or two parts. They leave fp32 sums of their parts, and what reads them adds them, in order; of gate_up
-// they have whole tiles and leave silu(gate) * up. Each block has the hidden states for itself and makes every norm itself.
-// Rounding to fp16 is where the launches one by one have it.
+// Blocks share qkv, o, gate_up and down evenly, so that each has something of all four, and in pieces of so many units of K
+// that a tile falls into one or two parts. They leave fp32 sums of their parts, and what reads them adds them, in order; of
+// gate_up they have whole tiles and leave silu(gate) * up. Each block has the hidden states for itself and makes every norm
+// itself. Rounding to fp16 is where the launches one by one have it; activations for 4 bits are rounded once more, and finer
+// (chain_digits.cuh).
 #pragma once
 #include "chain_results.cuh"
 #include "chain_rows.cuh"
@@ -41,7 +42,6 @@ __device__ __forceinline__ void take_back(const Space<ROWS>& space, int phase) {
 template <class Attention, class Mlp, int ROWS>
 __device__ __forceinline__ void decode_chain(const Chain& of) {
     using R = Ring<Attention, Mlp>;
-    using Same = Attention;
     constexpr bool SAME = unit_bytes<Attention>() == unit_bytes<Mlp>();
     Space<ROWS>& space = space_of<ROWS>();
     if (threadIdx.x == 0) {
@@ -74,12 +74,12 @@ __device__ __forceinline__ void decode_chain(const Chain& of) {
         stamp<ROWS>(phase, AFTER_ROWS);
         take_back(space, phase);
         const int product = kind == OF_QKV ? QKV : kind - 1;
-        if (is_same) multiply_units<Same, ROWS, R>(product);
+        if (is_same) multiply_units<Attention, ROWS, R>(product);
         else multiply_units<Mlp, ROWS, R>(product);
         stamp<ROWS>(phase, AFTER_PRODUCTS);
         sync_chain();
         if (kind == OF_GATE_UP) leave_gated<Mlp, ROWS>();
-        else if (is_same) leave_parts<Same, ROWS>(product);
+        else if (is_same) leave_parts<Attention, ROWS>(product);
         else leave_parts<Mlp, ROWS>(product);
         stamp<ROWS>(phase, AFTER_LEAVING);
     }

@@ -1,5 +1,5 @@
-// PTX of products of bytes, and of warps that agree on a number (sm_80 and later). PTX ISA, "Matrix Fragments for mma.m16n8k32",
-// "redux.sync". With g = lane / 4 and t = lane % 4, byte i of
+// PTX of products of bytes, and of warps that agree on a number (sm_80 and later). PTX ISA, "Matrix Fragments for
+// mma.m16n8k32", "redux.sync". With g = lane / 4 and t = lane % 4, byte i of
 //   a[0], a[1]: rows g and g + 8, column 4t + i.  a[2], a[3]: the same rows, column 4t + i + 16.
 //   b0, b1: column g, rows 4t + i, then 4t + i + 16.
 //   d: as mma.cuh's.

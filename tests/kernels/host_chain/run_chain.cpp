@@ -1,8 +1,8 @@
 // The kernels that take a whole decode step, in one CPU program. As run_ops.cpp, but all blocks run at once, and the second
 // buffer has numbers of further buffers, from 1 on, where the kernel finds their addresses; 0 stays null.
 //
-// Request: 8 ints (kernel, blocks, threads, arguments among the buffers, buffers, numbers, bytes of shared memory, a seed of the
-// blocks' order or 0); buffers and numbers as there. Answer: all buffers but the second, as the kernel left them.
+// Request: 8 ints (kernel, blocks, threads, arguments among the buffers, buffers, numbers, bytes of shared memory, a seed of
+// the blocks' order or 0); buffers and numbers as there. Answer: all buffers but the second, as the kernel left them.
 #include "decode_chain_w4_w4_1.cu"
 #include "decode_chain_w4_w4_2.cu"
 #include "decode_chain_w4_w3_1.cu"

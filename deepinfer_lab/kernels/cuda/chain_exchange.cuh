@@ -3,11 +3,21 @@
 //
 // A place is EMPTY until its word comes. Whoever needs it reads it until it is not: one way to the L2 and back, where a counter
 // beside it would take three (a fence, the counter, the word). Each word stands for itself, so it does not matter in which
-// order words become visible. The block that wrote a word empties its place when all have read it, as what it has found itself
-// proves: nothing of a later phase is there before that. It does so at least two phases before anybody looks there again, and
-// leaves words of its own in between that those who look have needed. No fence stands between these two: a store would have to
-// be on its way for thousands of cycles while later ones of the same block arrive. A launch ends with places of its last layer
-// full, which the first layer of the next one empties, in its turn, like any other.
+// order words become visible.
+//
+// The block that wrote a word empties its place when all have read it, as what it has found itself proves, and long before
+// anybody looks there again: who does has found words that the block leaves only after it has emptied the place. With every
+// block having something of every product and reading all that the phase before leaves:
+//
+//     after its part of     a block empties     all have read it, since it has found all of     who looks again has found all of
+//     qkv                   gated               down                                            o
+//     o                     down                attention, for which all have made qkv          gated
+//     gate_up               qkv, attention      o                                               down
+//     down                  o                   gated                                           qkv
+//
+// No fence stands between a place's being emptied and those later words: a store would have to be on its way for thousands of
+// cycles while later ones of the same block arrive. A launch ends with gated and down of its last layer full, which the first
+// layer of the next one empties, in its turn, like any other.
 #pragma once
 #include "grid_ptx.cuh"
 

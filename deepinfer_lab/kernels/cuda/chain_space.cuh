@@ -116,10 +116,27 @@ struct alignas(16) Space {
     }
     __device__ __forceinline__ const ChainLayer& layer(int number) const { return at<const ChainLayer>(layers_at)[number]; }
 
+    // What the block has of a product: whole pieces. By one thread, which need not be that of `begin`.
+    __device__ __forceinline__ void deal(const Chain& of, int product) {
+        const int q_size = of.heads * HEAD_DIM, qkv_size = q_size + 2 * of.kv_heads * HEAD_DIM;
+        const int outputs = product == QKV ? qkv_size : product == GATE_UP ? 2 * of.intermediate : of.hidden;
+        const unsigned units = (product == O ? q_size : product == DOWN ? of.intermediate : of.hidden) / MMA_K;
+        const unsigned grain = product == QKV ? of.qkv_grain : product == O ? of.o_grain : product == DOWN ? of.down_grain : units;
+        const unsigned each = units / grain, all = outputs / MMA_N * each, blocks = gridDim.x, block = blockIdx.x;
+        const unsigned first = all * block / blocks, end = all * (block + 1) / blocks;
+        const unsigned owner = ((first / each * each + 1) * blocks - 1) / all;  // of the first tile's first piece
+        const int from = first % each * grain, count = (end - first) * grain;
+        const int qkv_parts = of.qkv_grain * MMA_K < of.hidden ? MOST_PARTS : 1;
+        const int o_parts = of.o_grain * MMA_K < q_size ? MOST_PARTS : 1;
+        const int before = product == QKV ? 0 : qkv_size * qkv_parts + (product == DOWN ? of.hidden * o_parts : 0);
+        shares[product] = {static_cast<int>(first / each), from, count, static_cast<int>((from + count + units - 1) / units),
+                           static_cast<int>(block - owner), static_cast<int>(units), each > 1 ? MOST_PARTS : 1, outputs * ROWS,
+                           of.found + before * ROWS};
+    }
     // By one thread.
     __device__ __forceinline__ void begin(const Chain& chain) {
         of = chain;
-        const int q_size = of.heads * HEAD_DIM, kv_size = of.kv_heads * HEAD_DIM;
+        const int q_size = of.heads * HEAD_DIM;
         const int most = max(max(of.hidden, q_size), of.intermediate);
         stride = most + 32;
         act_at = sizeof(Space), x_at = act_at + max(ROWS * stride * 2, static_cast<int>(sizeof(AttentionSpace)));
@@ -127,22 +144,6 @@ struct alignas(16) Space {
         layers_at = sums_at + of.most_tiles * CHAIN_WARPS * ROWS * MMA_N * 4;
         totals_at = layers_at + of.layer_count * static_cast<int>(sizeof(ChainLayer));
         ring_at = totals_at + most / MMA_K * ROWS * static_cast<int>(sizeof(Total)), ring_at = (ring_at + 15) / 16 * 16;
-        unsigned* found = of.found;
-        const auto deal = [&](int product, int outputs, int inputs, int grain) {  // whole pieces
-            const unsigned units = inputs / MMA_K, each = units / grain, all = outputs / MMA_N * each;
-            const unsigned blocks = gridDim.x, block = blockIdx.x;
-            const unsigned first = all * block / blocks, end = all * (block + 1) / blocks;
-            const unsigned owner = ((first / each * each + 1) * blocks - 1) / all;  // of the first tile's first piece
-            const int parts = each > 1 ? MOST_PARTS : 1, from = first % each * grain, count = (end - first) * grain;
-            const int tiles = (from + count + units - 1) / units, words = outputs * ROWS;
-            shares[product] = {static_cast<int>(first / each), from, count, tiles, static_cast<int>(block - owner),
-                               static_cast<int>(units), parts, words, found};
-            if (product != GATE_UP) found += words * parts;
-        };
-        deal(QKV, q_size + 2 * kv_size, of.hidden, of.qkv_grain);
-        deal(O, of.hidden, q_size, of.o_grain);
-        deal(GATE_UP, 2 * of.intermediate, of.hidden, of.hidden / MMA_K);
-        deal(DOWN, of.hidden, of.intermediate, of.down_grain);
         for (int warp = 0; warp < CHAIN_WARPS; ++warp) places[warp] = {0, 0};
         items = 0;
         for (int r = 0; r < ROWS; ++r) {

@@ -22,21 +22,21 @@ __device__ __forceinline__ void copy_row(half_t* to, const half_t* from, int cou
     commit_copies();
 }
 
-// All have read what these take back: nobody would have come here before. Their places are needed again two phases on.
+// After a phase, what all have read by now, or nobody would have begun with it: places of these are needed again only by those who
+// have found something that this block leaves later (chain_exchange.cuh). And the weight of the next norm is on its way.
 template <int ROWS>
 __device__ __forceinline__ void take_back(const Space<ROWS>& space, int phase) {
     const ChainLayer* const layer = &space.layer(phase / PHASES);
-    if (phase % PHASES == OF_QKV) {
+    const int kind = phase % PHASES;
+    if (kind == OF_QKV) {
         copy_row(space.weight(), layer->post_norm, space.of.hidden);
-        empty_parts<ROWS>(O);
         empty_gated<ROWS>();
-    } else if (phase % PHASES == OF_GATE_UP) {
+    } else if (kind == OF_GATE_UP) {
         const bool last = phase / PHASES + 1 == space.of.layer_count;
         copy_row(space.weight(), last ? space.of.norm : layer[1].input_norm, space.of.hidden);
-        empty_parts<ROWS>(QKV);
-        empty_parts<ROWS>(DOWN);
         empty_attended(space);
     }
+    if (kind != OF_QKV) empty_parts<ROWS>(kind == OF_O ? DOWN : kind == OF_GATE_UP ? QKV : O);
 }
 
 template <class Attention, class Mlp, int ROWS>
@@ -44,7 +44,8 @@ __device__ __forceinline__ void decode_chain(const Chain& of) {
     using R = Ring<Attention, Mlp>;
     constexpr bool SAME = unit_bytes<Attention>() == unit_bytes<Mlp>();
     Space<ROWS>& space = space_of<ROWS>();
-    if (threadIdx.x == 0) {
+    if (threadIdx.x % 32 == 0 && threadIdx.x < 32 * PRODUCTS) space.deal(of, threadIdx.x / 32);
+    if (threadIdx.x == 32 * PRODUCTS) {
         space.begin(of);
         R(space.ring_at, of.depth, {0, 0}).begin();
     }
@@ -72,7 +73,6 @@ __device__ __forceinline__ void decode_chain(const Chain& of) {
         else if (kind == OF_DOWN) take_gated<ROWS>(phase, is_same);
         else add_norm<ROWS>(phase, phase == 0 ? PRODUCTS : kind == OF_QKV ? DOWN : O, is_same);
         stamp<ROWS>(phase, AFTER_ROWS);
-        take_back(space, phase);
         const int product = kind == OF_QKV ? QKV : kind - 1;
         if (is_same) multiply_units<Attention, ROWS, R>(product);
         else multiply_units<Mlp, ROWS, R>(product);
@@ -82,6 +82,7 @@ __device__ __forceinline__ void decode_chain(const Chain& of) {
         else if (is_same) leave_parts<Attention, ROWS>(product);
         else leave_parts<Mlp, ROWS>(product);
         stamp<ROWS>(phase, AFTER_LEAVING);
+        take_back(space, phase);
     }
     if (blockIdx.x > 0 || space.of.phases % PHASES) return wait_copies<0>();
     add_norm<ROWS>(space.of.phases, space.of.phases == 0 ? PRODUCTS : DOWN, false);

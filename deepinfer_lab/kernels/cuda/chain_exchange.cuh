@@ -9,11 +9,11 @@
 // anybody looks there again: who does has found words that the block leaves only after it has emptied the place. With every
 // block having something of every product and reading all that the phase before leaves:
 //
-//     after its part of     a block empties     all have read it, since it has found all of     who looks again has found all of
-//     qkv                   gated               down                                            o
-//     o                     down                attention, for which all have made qkv          gated
-//     gate_up               qkv, attention      o                                               down
-//     down                  o                   gated                                           qkv
+//     after its part of     it empties          all have read it, for it has found all of      who looks again has found all of
+//     qkv                   gated               down                                           o
+//     o                     down                attention, for which all have made qkv         gated
+//     gate_up               qkv, attention      o                                              down
+//     down                  o                   gated                                          qkv
 //
 // No fence stands between a place's being emptied and those later words: a store would have to be on its way for thousands of
 // cycles while later ones of the same block arrive. A launch ends with gated and down of its last layer full, which the first

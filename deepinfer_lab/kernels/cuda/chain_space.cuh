@@ -121,7 +121,8 @@ struct alignas(16) Space {
         const int q_size = of.heads * HEAD_DIM, qkv_size = q_size + 2 * of.kv_heads * HEAD_DIM;
         const int outputs = product == QKV ? qkv_size : product == GATE_UP ? 2 * of.intermediate : of.hidden;
         const unsigned units = (product == O ? q_size : product == DOWN ? of.intermediate : of.hidden) / MMA_K;
-        const unsigned grain = product == QKV ? of.qkv_grain : product == O ? of.o_grain : product == DOWN ? of.down_grain : units;
+        const int o_or_down = product == O ? of.o_grain : of.down_grain;
+        const unsigned grain = product == GATE_UP ? units : product == QKV ? of.qkv_grain : o_or_down;
         const unsigned each = units / grain, all = outputs / MMA_N * each, blocks = gridDim.x, block = blockIdx.x;
         const unsigned first = all * block / blocks, end = all * (block + 1) / blocks;
         const unsigned owner = ((first / each * each + 1) * blocks - 1) / all;  // of the first tile's first piece

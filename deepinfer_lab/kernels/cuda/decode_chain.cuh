@@ -1,7 +1,7 @@
 // One decode step of a few rows in one launch: all layers of a decoder, for blocks each of which has a multiprocessor for
 // itself, all of them resident. A layer is five phases:
 //
-//     norm, qkv | rotate, write, attend | o | + x, norm, gate_up, silu(gate) * up | down | (+ x, norm, qkv of the next layer ...
+//     norm, qkv | rotate, write, attend | o | + x, norm, gate_up, silu(gate) * up | down | (+ x, norm, qkv of the next one ...
 //
 // A block begins with a phase when all is there that the one before it leaves (chain_exchange.cuh); but weights, which are
 // nobody's output, come all the time (chain_weights.cuh).
@@ -22,8 +22,8 @@ __device__ __forceinline__ void copy_row(half_t* to, const half_t* from, int cou
     commit_copies();
 }
 
-// After a phase, what all have read by now, or nobody would have begun with it: places of these are needed again only by those who
-// have found something that this block leaves later (chain_exchange.cuh). And the weight of the next norm is on its way.
+// After a phase, what all have read by now, or nobody would have begun with it: chain_exchange.cuh says why these. And the
+// weight of the next norm is on its way.
 template <int ROWS>
 __device__ __forceinline__ void take_back(const Space<ROWS>& space, int phase) {
     const ChainLayer* const layer = &space.layer(phase / PHASES);

@@ -1,7 +1,8 @@
 """Forward passes captured as CUDA graphs: a launch costs microseconds, not one launch for each kernel."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 
 import torch
 
@@ -14,6 +15,8 @@ from deepinfer_lab.engine.padded_step import (
     ladder,
 )
 from deepinfer_lab.engine.work import Work
+from deepinfer_lab.kernels.chain_plan import LONGEST
+from deepinfer_lab.kernels.decode_chain import DecodeChain
 from deepinfer_lab.kv.pool import KVPool
 from deepinfer_lab.model.decoder import Decoder
 
@@ -45,6 +48,7 @@ class StepGraph:
 
     Args:
         pool: memory of another graph's intermediates, to be shared; None takes new memory.
+        chain: for a chained shape, of as many rows; it must outlive the graph.
         warm_up: run the pass once before, since libraries must not set themselves up while a graph is captured.
     """
 
@@ -55,6 +59,7 @@ class StepGraph:
         kv: KVPool,
         last: LastTokens,
         pool: tuple[int, int] | None,
+        chain: DecodeChain | None,
         warm_up: bool,
     ) -> None:
         assert kv.scratch is not None
@@ -68,14 +73,14 @@ class StepGraph:
         self._graph = torch.cuda.CUDAGraph()
         step = self._input.step(kv.block_size)
         if warm_up:
-            model.forward(step, kv)
+            model.forward(step, kv, chain)
         torch.cuda.current_stream(device).synchronize()
         self._graph.capture_begin(pool=pool, capture_error_mode="thread_local")
         try:
             if shape.rows:
                 rows = step.token_ids[shape.chunk :]
                 rows.copy_(last.fill_in(rows, self._input.sources))
-            self.logits = model.forward(step, kv)
+            self.logits = model.forward(step, kv, chain)
             self.likeliest = likeliest(self.logits)
             if shape.rows:
                 last.remember(self.likeliest)
@@ -117,6 +122,8 @@ class StepGraphs:
         chunk_tokens, max_batch: the largest chunk and batch.
         max_tokens: the longest sequence, in tokens.
         last: the lane's.
+        chains: by rows, for decode steps that have the device for themselves. Their places are as a launch left them: graphs of
+            a lane run in order, and none stops early.
     """
 
     def __init__(
@@ -129,8 +136,9 @@ class StepGraphs:
         max_batch: int,
         max_tokens: int,
         last: LastTokens,
+        chains: Mapping[int, DecodeChain] = MappingProxyType({}),
     ) -> None:
-        self._model, self._kv, self._last = model, kv, last
+        self._model, self._kv, self._last, self._chains = model, kv, last, chains
         self._phases = phases
         self._chunks = ladder(min(FEWEST_TOKENS, chunk_tokens), chunk_tokens)
         self._rows = ladder(FEWEST_ROWS, max_batch, 4 if "mixed" in phases else 2)
@@ -140,7 +148,7 @@ class StepGraphs:
         self._columns = ladder(min(max(1, FEWEST_POSITIONS // kv.block_size), columns), columns, 4)
         self._graphs: dict[PaddedShape, StepGraph] = {}
         self._memory: tuple[int, int] | None = None
-        self._warm: set[tuple[bool, bool]] = set()
+        self._warm: set[tuple[bool, bool, bool]] = set()
 
     def shapes(self) -> Iterator[PaddedShape]:
         """All that can be asked for."""
@@ -150,26 +158,33 @@ class StepGraphs:
                 rows = [0] if phase == "prefill" else self._rows
                 fitting = [chunk for chunk in chunks if chunk <= columns * self._kv.block_size]
                 yield from (PaddedShape(chunk, count, columns) for chunk in fitting for count in rows)
+            yield from (PaddedShape(0, rows, columns, True) for rows in self._chains if self._chained(rows, columns))
 
     def capture(self, shape: PaddedShape) -> StepGraph:
         """The graph of a shape, captured if it is asked for for the first time."""
         if shape not in self._graphs:
-            kind = shape.chunk > 0, shape.rows > 0
-            graph = StepGraph(shape, self._model, self._kv, self._last, self._memory, kind not in self._warm)
+            kind = shape.chunk > 0, shape.rows > 0, shape.chained
+            chain = self._chains[shape.rows] if shape.chained else None
+            graph = StepGraph(shape, self._model, self._kv, self._last, self._memory, chain, kind not in self._warm)
             self._warm.add(kind)
             self._memory = self._memory or graph.pool
             self._graphs[shape] = graph
         return self._graphs[shape]
 
-    def for_work(self, work: Work) -> StepGraph:
-        """The smallest graph that holds a piece of work."""
+    def for_work(self, work: Work, *, alone: bool = False) -> StepGraph:
+        """The smallest graph that holds a piece of work. alone: it has the device for itself."""
         chunk = 0 if work.chunk is None else _fit(self._chunks, len(work.chunk.tokens))
         rows = _fit(self._rows, len(work.decodes)) if work.decodes else 0
         reach = max(span.start + len(span.tokens) for span in work.spans)
         if work.chunk is not None:  # its padding counts, too
             reach = max(reach, work.chunk.start + chunk)
         columns = _fit(self._columns, -(-reach // self._kv.block_size))
+        if alone and work.chunk is None and self._chained(len(work.decodes), columns):
+            return self.capture(PaddedShape(0, len(work.decodes), columns, True))
         return self.capture(PaddedShape(chunk, rows, columns))
+
+    def _chained(self, rows: int, columns: int) -> bool:
+        return rows in self._chains and rows <= self._rows[-1] and columns * self._kv.block_size <= LONGEST
 
 
 def _fit(steps: list[int], size: int) -> int:

@@ -19,6 +19,7 @@ ATTENTION_BYTES = 10 * 160 * 2 + 8 * 32 * 16 + 16 * 8 * 8 * 2 + 2 * 16 * 8 * 4
 PRODUCTS, PHASES, STAMPS = 4, 5, 4
 QKV, OUT, GATE_UP, DOWN = range(PRODUCTS)
 FEWEST_SLOTS = 5  # of the ring: with fewer, memory would wait
+LONGEST = 2 * WARPS * 8 * MOST_SPLITS  # positions, up to which no block of attention has more than two rounds
 EVEN = 1.06  # what the block with most may have of a product, relative to an even share
 GROUP, CAPABILITY = 128, (9, 0)
 

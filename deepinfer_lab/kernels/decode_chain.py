@@ -11,7 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from deepinfer_lab.kernels import dependent_launch
 from deepinfer_lab.kernels.chain_plan import (
+    CAPABILITY,
     DOWN,
     HEAD_DIM,
     MOST_PARTS,
@@ -22,6 +24,7 @@ from deepinfer_lab.kernels.chain_plan import (
     QKV,
     STATS,
     ChainShape,
+    obstacle,
     plan,
 )
 from deepinfer_lab.kernels.loader import launch_op, max_shared, multiprocessors
@@ -45,6 +48,19 @@ class LayerTensors:
     post_norm: torch.Tensor
     k: torch.Tensor
     v: torch.Tensor
+
+
+def device_obstacle(device: torch.device, shape: ChainShape, rows: int) -> str | None:
+    """Why this device cannot run such a chain, and what it would take; None where it can."""
+    if device.type != "cuda":
+        return f"device '{device}', must be a CUDA GPU"
+    capability = torch.cuda.get_device_capability(device)
+    if capability != CAPABILITY:
+        found, only = (".".join(map(str, pair)) for pair in (capability, CAPABILITY))
+        return f"compute capability {found}, must be {only}"
+    if not dependent_launch.available(capability):
+        return "the driver has no cuLaunchKernelEx, must be one for CUDA 11.8 or later"
+    return obstacle(shape, rows, multiprocessors(device.index), max_shared(device.index))
 
 
 class DecodeChain:

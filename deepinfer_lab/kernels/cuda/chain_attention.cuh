@@ -88,7 +88,6 @@ __device__ __forceinline__ void attend(int phase) {
     for (int item = blockIdx.x; item < space.items; item += gridDim.x) {
         RoundTile tile;
         tile.load(space, phase, item, Item(space, item).begin);
-        prefetch_rounds(space, phase, settled(item));
         make_rows(space, phase, settled(item));
         stamp<ROWS>(phase, AFTER_WAIT);
         sync_chain();
@@ -185,6 +184,7 @@ __device__ __forceinline__ void attend(int phase) {
             }
         }
         sync_chain();  // the space is free again
+        stamp<ROWS>(phase, AFTER_LEAVING);
     }
 }
 

@@ -114,17 +114,22 @@ struct RoundTile {
     }
 };
 
-// Has K and V of an item's later rounds brought to the L2: half a row to a thread.
+// Has K and V of a layer brought to the L2, as far as the block will attend to them: half a row to a thread.
 template <int ROWS>
-__device__ __forceinline__ void prefetch_rounds(const Space<ROWS>& space, int phase, int item) {
-    const ChainLayer& layer = space.layer(settled(phase) / PHASES);
+__device__ __forceinline__ void prefetch_positions(const Space<ROWS>& space, const ChainLayer& layer, int item) {
     const Item its(space, item);
     const Pages pages = pages_of(space, its);
     const unsigned thread = this_thread();
-    for (int position = its.begin + ROUND + thread / 4; position < its.end; position += ROUND) {
+#pragma unroll 1
+    for (int position = its.begin + thread / 4; position < its.end; position += ROUND) {
         const size_t vector = static_cast<size_t>(pages.slot(position)) * space.of.kv_heads + its.kv_head;
         const half_t* const half = (thread & 1 ? layer.k : layer.v) + vector * HEAD_DIM + (thread / 2 & 1) * (HEAD_DIM / 2);
 #pragma unroll
         for (int i = 0; i < HEAD_DIM / 2; i += 16) prefetch_sector(half + i);
     }
+}
+template <int ROWS>
+__device__ __forceinline__ void prefetch_layer(const Space<ROWS>& space, const ChainLayer& layer) {
+#pragma unroll 1
+    for (int item = blockIdx.x; item < space.items; item += gridDim.x) prefetch_positions(space, layer, item);
 }

@@ -70,6 +70,7 @@ __device__ __forceinline__ void empty_gated() {
     constexpr int EACH = MMA_N / 4;  // words of a tile
     const Space<ROWS>& space = space_of<ROWS>();
     const ChainShare& share = space.shares[GATE_UP];
+#pragma unroll 1
     for (int i = this_thread(); i < share.tiles * EACH * ROWS; i += CHAIN_THREADS) {
         empty(space.of.gated + i % ROWS * (space.of.intermediate / 2) + share.tile * EACH + i / ROWS);
     }

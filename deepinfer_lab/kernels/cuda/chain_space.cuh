@@ -145,6 +145,7 @@ struct alignas(16) Space {
         layers_at = sums_at + of.most_tiles * CHAIN_WARPS * ROWS * MMA_N * 4;
         totals_at = layers_at + of.layer_count * static_cast<int>(sizeof(ChainLayer));
         ring_at = totals_at + most / MMA_K * ROWS * static_cast<int>(sizeof(Total)), ring_at = (ring_at + 15) / 16 * 16;
+#pragma unroll 1
         for (int warp = 0; warp < CHAIN_WARPS; ++warp) places[warp] = {0, 0};
         items = 0;
         for (int r = 0; r < ROWS; ++r) {

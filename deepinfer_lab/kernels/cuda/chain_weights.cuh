@@ -7,6 +7,9 @@
 #include "chain_space.cuh"
 
 constexpr int SCALE_BYTES = 2 * MMA_N;  // of a unit: a group is 128 of k
+// Slots under way at once: 50 KB to a multiprocessor keep the memory busy, and with more whatever else a block reads, and
+// waits for, would stand in line behind them.
+constexpr int FLIGHT = 3;
 
 // Bytes of a unit of 128 of k.
 template <class Unpack>
@@ -32,6 +35,7 @@ struct Ring {
     __device__ __forceinline__ PhaseBarrier* empty() const { return full() + 1; }
     // By one thread, before the others use it.
     __device__ __forceinline__ void begin() {
+#pragma unroll 1
         for (; at < end; at += SLOT) start(full(), 1), start(empty(), CHAIN_WARPS);
         publish_barriers();
     }
@@ -42,18 +46,24 @@ struct Ring {
 
     // All weights of the first `products` products, by one thread.
     __device__ __forceinline__ void copy_all(const ChainLayer* layer, const ChainShare* shares, int products) {
+        Ring oldest = *this;  // of those under way
+        int flying = 0;
+#pragma unroll 1
         for (int product = QKV; products > 0; --products) {
             const ChainShare& share = shares[product];
             const size_t begin = share.tile * share.units + share.first;
             const int bytes = product < GATE_UP ? unit_bytes<Attention>() : unit_bytes<Mlp>();
             const char* tiles = layer->tiles[product] + begin * bytes;
             const char* scales = layer->scales[product] + begin * SCALE_BYTES;
+#pragma unroll 1
             for (int left = share.count; left > 0; left -= CHAIN_WARPS) {
                 const int count = min(left, CHAIN_WARPS);
+                if (flying < FLIGHT) ++flying;
+                else await_copy(oldest.full(), oldest.parity), oldest.leave();
                 await_copy(empty(), parity ^ 1);
                 arrive_expecting(full(), count * (bytes + SCALE_BYTES));
-                copy_bulk(slot(), tiles, count * bytes, full());
-                copy_bulk(slot() + SCALES, scales, count * SCALE_BYTES, full());
+                stream_bulk(slot(), tiles, count * bytes, full());
+                stream_bulk(slot() + SCALES, scales, count * SCALE_BYTES, full());
                 tiles += CHAIN_WARPS * bytes, scales += CHAIN_WARPS * SCALE_BYTES;
                 leave();
             }
@@ -191,6 +201,7 @@ __device__ __forceinline__ void multiply_units(int product) {
         weights.take(ring, warp, lane);
 #pragma unroll 1
         for (;;) {
+#pragma unroll 1
             for (; unit >= units; unit -= units) leave();
             if (unit != held) operand.load(unit);  // where K has as many units as there are warps, it is the same always
             held = unit;
@@ -207,6 +218,7 @@ __device__ __forceinline__ void multiply_units(int product) {
         await(ring.full(), ring.parity);
         Weights<Unpack>::leave(ring, lane);
     }
+#pragma unroll 1
     while (left_tiles > 0) leave();
     if (lane == 0) space.places[warp] = ring.place();
 }

@@ -50,9 +50,11 @@ __device__ __forceinline__ void decode_chain(const Chain& of) {
         R(space.ring_at, of.depth, {0, 0}).begin();
     }
     __syncthreads();
+#pragma unroll 1
     for (int i = threadIdx.x; i < of.layer_count * static_cast<int>(sizeof(ChainLayer) / 8); i += CHAIN_THREADS + 32) {
         space.template at<long long>(space.layers_at)[i] = reinterpret_cast<const long long*>(of.layers)[i];
     }
+#pragma unroll 1
     for (int i = threadIdx.x; i < ROWS * of.hidden; i += CHAIN_THREADS + 32) space.x()[i] = of.x[i];
     __syncthreads();
     if (threadIdx.x >= CHAIN_THREADS) {
@@ -61,6 +63,7 @@ __device__ __forceinline__ void decode_chain(const Chain& of) {
         return;
     }
     copy_row(space.weight(), space.layer(0).input_norm, of.hidden);
+    prefetch_layer(space, space.layer(0));
 #pragma unroll 1
     for (int phase = 0; phase < space.of.phases; ++phase) {
         const int kind = phase % PHASES;
@@ -68,6 +71,7 @@ __device__ __forceinline__ void decode_chain(const Chain& of) {
             attend<ROWS>(phase);
             continue;
         }
+        if (kind == OF_DOWN && phase + 1 < space.of.phases) prefetch_layer(space, space.layer(phase / PHASES + 1));
         const bool is_same = SAME || kind <= OF_O;
         if (kind == OF_O) take_attended<ROWS>(phase);
         else if (kind == OF_DOWN) take_gated<ROWS>(phase, is_same);
@@ -86,6 +90,7 @@ __device__ __forceinline__ void decode_chain(const Chain& of) {
     }
     if (blockIdx.x > 0 || space.of.phases % PHASES) return wait_copies<0>();
     add_norm<ROWS>(space.of.phases, space.of.phases == 0 ? PRODUCTS : DOWN, false);
+#pragma unroll 1
     for (int i = this_thread(); i < ROWS * space.of.hidden; i += CHAIN_THREADS) {
         space.of.hidden_out[i] = space.x()[i];
         space.of.normed_out[i] = space.act()[i / space.of.hidden * space.stride + i % space.of.hidden];

@@ -34,6 +34,17 @@ __device__ __forceinline__ uint2 look(const uint2* from) {
     return v;
 }
 
+// As `copy_bulk`, of what nobody reads again: it leaves the L2 first, so that what others leave for one another and K and V stay.
+__device__ __forceinline__ void stream_bulk(char* to, const char* from, int bytes, PhaseBarrier* barrier) {
+    asm volatile(
+        "{.reg .b64 policy;\n"
+        "createpolicy.fractional.L2::evict_first.b64 policy, 1.0;\n"
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], policy;}" ::"r"(
+            shared_address(to)),
+        "l"(from), "r"(bytes), "r"(shared_address(barrier))
+        : "memory");
+}
+
 __device__ __forceinline__ bool is_over(PhaseBarrier* barrier, unsigned parity) {
     unsigned over;
     asm volatile("{.reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p;}"

@@ -7,9 +7,9 @@
 #include "chain_space.cuh"
 
 constexpr int SCALE_BYTES = 2 * MMA_N;  // of a unit: a group is 128 of k
-// Slots under way at once: 50 KB to a multiprocessor keep the memory busy, and with more whatever else a block reads, and
+// Slots under way at once: 34 KB to a multiprocessor keep the memory busy, and with more whatever else a block reads, and
 // waits for, would stand in line behind them.
-constexpr int FLIGHT = 3;
+constexpr int FLIGHT = 2;
 
 // Bytes of a unit of 128 of k.
 template <class Unpack>
@@ -82,6 +82,7 @@ struct Operand {
     const half_t* row;
     bool there;  // the others' products are nobody's
 
+    Operand() = default;
     template <int ROWS>
     __device__ __forceinline__ Operand(const Space<ROWS>& space, int g, int t)
         : row(space.act() + min(g / 2, ROWS - 1) * space.stride + 8 * t), there(g % 2 == 0 && g / 2 < ROWS) {}
@@ -90,16 +91,14 @@ struct Operand {
 #pragma unroll
         for (int i = 0; i < QUARTERS; ++i) b[i] = *reinterpret_cast<const uint4*>(row + unit * MMA_K + 32 * i);
     }
+    static constexpr int STEPS = 8, AT_ONCE = 1;  // products of a unit; units that a warp has in hand
     struct Found { float sum[2][4]; };  // two chains: a product waits long for the one before it
-    __device__ __forceinline__ Found multiply(const Unpack (&part)[1]) const {
-        Found found = {};
-#pragma unroll
-        for (int p = 0; p < 8; ++p) {
-            unsigned a[4];
-            part[0].fragment(p, a);
-            mma(found.sum[p % 2], a, p % 2 ? b[p / 2].z : b[p / 2].x, p % 2 ? b[p / 2].w : b[p / 2].y);
-        }
-        return found;
+    __device__ __forceinline__ Found begin() const { return {}; }
+    __device__ __forceinline__ void multiply(int step, const Unpack (&part)[1], Found& found) const {
+        unsigned a[4];
+        part[0].fragment(step, a);
+        const uint4& four = b[step / 2];
+        mma(found.sum[step % 2], a, step % 2 ? four.z : four.x, step % 2 ? four.w : four.y);
     }
     // Outputs g and g + 8 of row t, without the weights' scales.
     __device__ __forceinline__ float low(const Found& found) const { return found.sum[0][0] + found.sum[1][0]; }
@@ -113,21 +112,23 @@ struct Operand {
 template <>
 struct Operand<W4Tiles> {
     static constexpr float LOW = 1.0f, HIGH = 1.0f / 16.0f;
+    static constexpr int STEPS = 4, AT_ONCE = 2;
     uint4 b[2] = {};
-    int begin[4] = {};
-    float step = 0.0f;
+    int offset = 0;
+    float unit_step = 0.0f;
     const char* digits;
     const Total* totals;
     int rows;
     bool there;
 
+    Operand() = default;
     template <int ROWS>
     __device__ __forceinline__ Operand(const Space<ROWS>& space, int g, int t)
         : digits(space.digits(min(g / 2, ROWS - 1), g % 2) + 32 * t), totals(space.totals() + min(t, ROWS - 1)), rows(ROWS),
           there(g / 2 < ROWS) {}
     __device__ __forceinline__ void load(int unit) {
         const Total its = totals[unit * rows];
-        begin[1] = its.offset, begin[3] = its.offset * 16, step = its.step;
+        offset = its.offset, unit_step = its.step;
         if (!there) return;
         const auto* const from = reinterpret_cast<const uint4*>(digits + unit * MMA_K);
         b[0] = from[0], b[1] = from[1];
@@ -136,15 +137,12 @@ struct Operand<W4Tiles> {
         int sum[4];
         float step;
     };
-    __device__ __forceinline__ Found multiply(const W4Tiles (&part)[2]) const {
-        Found found = {{begin[0], begin[1], begin[2], begin[3]}, step};
-#pragma unroll
-        for (int p = 0; p < 4; ++p) {
-            const unsigned first = part[p / 2].word[p % 2 * 2], second = part[p / 2].word[p % 2 * 2 + 1];
-            const unsigned a[4] = {first & 0x0F0F0F0Fu, first & 0xF0F0F0F0u, second & 0x0F0F0F0Fu, second & 0xF0F0F0F0u};
-            mma_bytes(found.sum, a, p % 2 ? b[p / 2].z : b[p / 2].x, p % 2 ? b[p / 2].w : b[p / 2].y);
-        }
-        return found;
+    __device__ __forceinline__ Found begin() const { return {{0, offset, 0, offset * 16}, unit_step}; }
+    __device__ __forceinline__ void multiply(int step, const W4Tiles (&part)[2], Found& found) const {
+        const unsigned first = part[step / 2].word[step % 2 * 2], second = part[step / 2].word[step % 2 * 2 + 1];
+        const unsigned a[4] = {first & 0x0F0F0F0Fu, first & 0xF0F0F0F0u, second & 0x0F0F0F0Fu, second & 0xF0F0F0F0u};
+        const uint4& four = b[step / 2];
+        mma_bytes(found.sum, a, step % 2 ? four.z : four.x, step % 2 ? four.w : four.y);
     }
     __device__ __forceinline__ float low(const Found& found) const { return (found.sum[0] * 256 + found.sum[1]) * found.step; }
     __device__ __forceinline__ float high(const Found& found) const { return (found.sum[2] * 256 + found.sum[3]) * found.step; }
@@ -157,21 +155,12 @@ struct Weights {
     Unpack part[PARTS];
     unsigned scale;
 
-    // Of the ring's next slot.
     template <class R>
-    __device__ __forceinline__ void take(R& ring, int warp, int lane) {
-        await(ring.full(), ring.parity);
-        const char* const from = ring.slot() + warp * unit_bytes<Unpack>();
+    __device__ __forceinline__ void load(const char* slot, int warp, int lane) {
+        const char* const from = slot + warp * unit_bytes<Unpack>();
 #pragma unroll
         for (int i = 0; i < PARTS; ++i) part[i].load(from + i * Unpack::BYTES, lane);
-        scale = reinterpret_cast<const unsigned*>(ring.slot() + R::SCALES + warp * SCALE_BYTES)[lane / 4];
-        leave(ring, lane);
-    }
-    template <class R>
-    static __device__ __forceinline__ void leave(R& ring, int lane) {
-        __syncwarp();
-        if (lane == 0) arrive(ring.empty());
-        ring.leave();
+        scale = reinterpret_cast<const unsigned*>(slot + R::SCALES + warp * SCALE_BYTES)[lane / 4];
     }
 };
 
@@ -179,6 +168,7 @@ struct Weights {
 // multiplied as `Operand` says; complete after `sync_chain`.
 template <class Unpack, int ROWS, class R>
 __device__ __forceinline__ void multiply_units(int product) {
+    constexpr int AT_ONCE = Operand<Unpack>::AT_ONCE;
     Space<ROWS>& space = space_of<ROWS>();
     const unsigned thread = this_thread();
     const int lane = thread % 32, warp = thread / 32, g = lane / 4, t = lane % 4;
@@ -186,8 +176,7 @@ __device__ __forceinline__ void multiply_units(int product) {
     float* to = space.sums() + (warp * ROWS + min(t, ROWS - 1)) * MMA_N + g;
     R ring(space.ring_at, space.of.depth, space.places[warp]);
     float sum[2] = {};
-    Operand<Unpack> operand(space, g, t);
-    int left_tiles = space.shares[product].tiles, held = -1;
+    int left_tiles = space.shares[product].tiles;
     int unit = space.shares[product].first + warp;  // of K, from the tile's first on
     const auto leave = [&] {
         if (t < ROWS) to[0] = sum[0], to[MMA_N / 2] = sum[1];
@@ -196,27 +185,65 @@ __device__ __forceinline__ void multiply_units(int product) {
     };
     int left = (count - warp + CHAIN_WARPS - 1) / CHAIN_WARPS;  // units of this warp
     const bool idle = left < (count + CHAIN_WARPS - 1) / CHAIN_WARPS;  // in the last slot
-    if (left > 0) {
-        Weights<Unpack> weights;
-        weights.take(ring, warp, lane);
+    Weights<Unpack> weights[AT_ONCE] = {};
+    // Of the ring's next slots.
+    const auto take = [&] {
+        PhaseBarrier* read[AT_ONCE];
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; ++i) {
+            if (i >= left) continue;
+            await(ring.full(), ring.parity);
+            weights[i].template load<R>(ring.slot(), warp, lane);
+            read[i] = ring.empty(), ring.leave();
+        }
+        __syncwarp();
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; ++i) {
+            if (i < left && lane == 0) arrive(read[i]);
+        }
+    };
+    Operand<Unpack> operand[AT_ONCE];
+    int held[AT_ONCE];
+#pragma unroll
+    for (int i = 0; i < AT_ONCE; ++i) operand[i] = {space, g, t}, held[i] = -1;
+    take();
 #pragma unroll 1
-        for (;;) {
+    while (left > 0) {
+        typename Operand<Unpack>::Found found[AT_ONCE];
+        float scale[AT_ONCE][2];
+        int next = unit;
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; ++i, next += CHAIN_WARPS) {
+#pragma unroll 1
+            while (next >= units) next -= units;
+            if (next != held[i]) operand[i].load(next);  // where K has as many units as there are warps, it is the same always
+            held[i] = next;
+            found[i] = operand[i].begin();
+            scale[i][0] = to_float(static_cast<half_t>(weights[i].scale));
+            scale[i][1] = to_float(static_cast<half_t>(weights[i].scale >> 16));
+        }
+#pragma unroll
+        for (int step = 0; step < Operand<Unpack>::STEPS; ++step) {
+#pragma unroll
+            for (int i = 0; i < AT_ONCE; ++i) operand[i].multiply(step, weights[i].part, found[i]);
+        }
+        const int had = left;
+        left -= AT_ONCE;
+        take();  // while products are under way
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; ++i) {
+            if (i >= had) continue;
 #pragma unroll 1
             for (; unit >= units; unit -= units) leave();
-            if (unit != held) operand.load(unit);  // where K has as many units as there are warps, it is the same always
-            held = unit;
-            const auto found = operand.multiply(weights.part);
-            const float low = to_float(static_cast<half_t>(weights.scale));
-            const float high = to_float(static_cast<half_t>(weights.scale >> 16));
-            unit += CHAIN_WARPS, --left;
-            if (left > 0) weights.take(ring, warp, lane);  // while products are under way
-            sum[0] = fmaf(low, operand.low(found), sum[0]), sum[1] = fmaf(high, operand.high(found), sum[1]);
-            if (left == 0) break;
+            sum[0] = fmaf(scale[i][0], operand[i].low(found[i]), sum[0]);
+            sum[1] = fmaf(scale[i][1], operand[i].high(found[i]), sum[1]);
+            unit += CHAIN_WARPS;
         }
     }
     if (idle) {
         await(ring.full(), ring.parity);
-        Weights<Unpack>::leave(ring, lane);
+        if (lane == 0) arrive(ring.empty());
+        ring.leave();
     }
 #pragma unroll 1
     while (left_tiles > 0) leave();

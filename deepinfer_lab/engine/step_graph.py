@@ -15,7 +15,6 @@ from deepinfer_lab.engine.padded_step import (
     ladder,
 )
 from deepinfer_lab.engine.work import Work
-from deepinfer_lab.kernels.chain_plan import LONGEST
 from deepinfer_lab.kernels.decode_chain import DecodeChain
 from deepinfer_lab.kv.pool import KVPool
 from deepinfer_lab.model.decoder import Decoder
@@ -184,7 +183,8 @@ class StepGraphs:
         return self.capture(PaddedShape(chunk, rows, columns))
 
     def _chained(self, rows: int, columns: int) -> bool:
-        return rows in self._chains and rows <= self._rows[-1] and columns * self._kv.block_size <= LONGEST
+        chain = self._chains.get(rows)
+        return chain is not None and rows <= self._rows[-1] and columns * self._kv.block_size <= chain.plan.longest
 
 
 def _fit(steps: list[int], size: int) -> int:

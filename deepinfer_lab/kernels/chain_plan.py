@@ -15,11 +15,12 @@ NAME = "decode_chain"
 # As chain_space.cuh has them.
 WARPS, HEAD_DIM, MOST_RATIO, MOST_PARTS, MOST_SPLITS, STATS = 16, 128, 8, 2, 8, 4
 CHAIN_BYTES, SHARE_BYTES, LAYER_BYTES, SEQUENCE_BYTES = 13 * 8 + 17 * 4 + 4, 4 * 40, 13 * 8, 12
+POSITION_BYTES = 2 * WARPS * 8 * 4 + HEAD_DIM * 2
 ATTENTION_BYTES = 10 * 160 * 2 + 8 * 32 * 16 + 16 * 8 * 8 * 2 + 2 * 16 * 8 * 4
 PRODUCTS, PHASES, STAMPS = 4, 5, 4
 QKV, OUT, GATE_UP, DOWN = range(PRODUCTS)
 FEWEST_SLOTS = 5  # of the ring: with fewer, memory would wait
-LONGEST = 2 * WARPS * 8 * MOST_SPLITS  # positions, up to which no block of attention has more than two rounds
+MOST_POSITIONS = 2 * WARPS * 8  # of a split: two rounds
 EVEN = 1.06  # what the block with most may have of a product, relative to an even share
 GROUP, CAPABILITY = 128, (9, 0)
 
@@ -56,6 +57,7 @@ class ChainPlan:
 
     Attributes:
         grains: units of K in a piece of qkv, o and down. most_tiles: that a block can have of a product.
+        longest: positions that a sequence can have.
     """
 
     op: str
@@ -64,6 +66,7 @@ class ChainPlan:
     shared: int
     grains: tuple[int, int, int]
     most_tiles: int
+    longest: int
 
 
 def obstacle(shape: ChainShape, rows: int, blocks: int, shared: int) -> str | None:
@@ -81,7 +84,10 @@ def obstacle(shape: ChainShape, rows: int, blocks: int, shared: int) -> str | No
     for name in ("hidden", "intermediate"):
         if getattr(shape, name) % UNIT_K:
             return f"{name} = {getattr(shape, name)}, must be a multiple of {UNIT_K}"
-    depth = _depth(shape, rows, _blocks(shape, blocks), shared)
+    used = _blocks(shape, blocks)
+    if not _splits(shape, rows, used):
+        return f"{used} blocks for {rows} x {shape.kv_heads} KV heads, must be as many"
+    depth = _depth(shape, rows, used, shared)
     return (
         None if depth >= FEWEST_SLOTS else f"{shared} bytes of shared memory hold {depth} slots, must be {FEWEST_SLOTS}"
     )
@@ -106,12 +112,18 @@ def plan(shape: ChainShape, rows: int, blocks: int, shared: int) -> ChainPlan:
         shared=_fixed(shape, rows, used) + depth * _slot(shape),
         grains=tuple(_grain(n, k, used) for n, k in (shape.products[i] for i in (QKV, OUT, DOWN))),
         most_tiles=_most_tiles(shape, used),
+        longest=_splits(shape, rows, used) * MOST_POSITIONS,
     )
 
 
 def _blocks(shape: ChainShape, blocks: int) -> int:
     """At most one block to a tile: each has something of every product, and no tile falls into more than two parts."""
     return min(blocks, *(n // UNIT_N for n, _ in shape.products))
+
+
+def _splits(shape: ChainShape, rows: int, blocks: int) -> int:
+    """Of a sequence's positions: a block has at most one."""
+    return min(blocks // (rows * shape.kv_heads), MOST_SPLITS)
 
 
 def _grain(n: int, k: int, blocks: int) -> int:
@@ -147,11 +159,12 @@ def _slot(shape: ChainShape) -> int:
 def _fixed(shape: ChainShape, rows: int, blocks: int) -> int:
     """Bytes of shared memory of a block in front of its ring: `Space` in chain_space.cuh, and what that speaks of."""
     most = max(shape.hidden, shape.q_size, shape.intermediate)
-    space = _up(CHAIN_BYTES + SHARE_BYTES + rows * SEQUENCE_BYTES + WARPS * 8 + 9 * 4) + rows * WARPS * 4
+    space = _up(CHAIN_BYTES + SHARE_BYTES + rows * SEQUENCE_BYTES + WARPS * 8 + 6 * 4 + 10 * 4) + rows * WARPS * 4
     hidden = (rows + 1) * shape.hidden * 2
     sums = _most_tiles(shape, blocks) * WARPS * rows * UNIT_N * 4
     act = max(rows * (most + 32) * 2, ATTENTION_BYTES)
-    return _up(space + act + hidden + sums + shape.layers * LAYER_BYTES + most // UNIT_K * rows * 8)
+    totals = most // UNIT_K * rows * 8
+    return _up(space + act + hidden + sums + shape.layers * LAYER_BYTES + totals) + POSITION_BYTES
 
 
 def _up(count: int) -> int:

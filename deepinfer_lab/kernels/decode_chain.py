@@ -151,7 +151,7 @@ class DecodeChain:
 
         Args:
             x: float16 [rows, hidden]: embeddings. block_table: int64 [rows, B], contiguous. seq_lens: int64 [rows], the new
-                tokens included, each of them at least 1.
+                tokens included, each of them 1 to the plan's `longest`; no one looks, since that would be to wait.
             phases: stop after so many, five a layer: norm and qkv, attention, o, norm and gate_up, down. None: after all. A
                 launch that ends within a layer returns nothing of use, and `reset` comes before the next.
             stamps: int64 [blocks, 5, 4]: of the layer `stamped`, each block's clock after its first thread has waited, after

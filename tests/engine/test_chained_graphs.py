@@ -11,12 +11,12 @@ from deepinfer_lab.engine.cuda_lane import CudaLane, Track
 from deepinfer_lab.engine.cuda_lanes import cuda_lanes
 from deepinfer_lab.engine.placement import ELASTIC, FUSED, ONE_LANE, PARTITION, PRIORITY_LANES, TWO_LANES
 from deepinfer_lab.engine.step_graph import LastTokens, StepGraphs
-from deepinfer_lab.kernels.chain_plan import LONGEST
 from deepinfer_lab.kv.pool import KVPool
 from deepinfer_lab.model.step_input import Span
 
 BLOCK = 4
-CHAINS = {1: "chain of 1", 2: "chain of 2"}
+LONGEST = 2048
+CHAINS = {rows: SimpleNamespace(plan=SimpleNamespace(longest=LONGEST)) for rows in (1, 2)}
 
 
 class Graph:
@@ -73,8 +73,8 @@ def test_without_chains_or_with_one_of_them(tiny, monkeypatch):
     ours = graphs(tiny, monkeypatch, chains={})
     assert not any(shape.chained for shape in ours.shapes())
     assert ours.for_work(work(1, 9), alone=True).chain is None
-    ours = graphs(tiny, monkeypatch, chains={1: "one"})
-    assert [ours.for_work(work(rows, 9), alone=True).chain for rows in (1, 2)] == ["one", None]
+    ours = graphs(tiny, monkeypatch, chains={1: CHAINS[1]})
+    assert [ours.for_work(work(rows, 9), alone=True).chain for rows in (1, 2)] == [CHAINS[1], None]
     ours = graphs(tiny, monkeypatch, max_batch=1)
     assert {shape.rows for shape in ours.shapes() if shape.chained} == {1}
 

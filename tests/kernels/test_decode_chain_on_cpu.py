@@ -54,11 +54,12 @@ def error(found: torch.Tensor, expected: torch.Tensor) -> float:
 
 CASES = {
     "one": (SHAPE, 3, (1,), 0),
-    "two splits, one unfinished round": (SHAPE, 3, (300,), 1),
-    "two rows, a block for all": (SHAPE, 1, (5, 257), 0),
+    "a split for all, its second round unfinished": (SHAPE, 3, (230,), 1),
+    "three splits, the last unfinished": (SHAPE, 7, (300,), 2),
+    "two rows, a split for each": (SHAPE, 4, (5, 256), 0),
     "three bits in the MLP, eight query heads a KV head": (ChainShape(1, 384, 256, 8, 1, 4, 3), 4, (130, 1), 2),
     "a block for each tile of o and down": (ChainShape(3, 128, 128, 1, 1, 4, 3), 23, (9,), 3),
-    "all splits, more of them than blocks": (ChainShape(1, 128, 256, 7, 7, 4, 4), 5, (1000,), 4),
+    "all splits": (ChainShape(1, 128, 256, 7, 1, 4, 4), 8, (1000,), 4),
 }
 
 

@@ -8,28 +8,25 @@
 constexpr int STRIPES = HEAD_DIM / 16, SHARES = CHAIN_WARPS / STRIPES;  // of D; of a round's positions, for each of them
 constexpr int V_TILE = 2 * EACH_WARP, V_TILES = ROUND / V_TILE / SHARES;  // positions of a product; products of a warp
 
-// What a block's worth of work is: a row's positions begin .. end - 1 for one KV head, which are the row's split number
-// `split`.
-struct Item {
-    int row = 0, kv_head, split, begin, end, last;  // last: the row's last position
-
-    template <int ROWS>
-    __device__ __forceinline__ Item(const Space<ROWS>& space, unsigned number) {
-#pragma unroll
-        for (int r = 1; r < ROWS; ++r) {
-            const unsigned before = space.sequences[r - 1].splits * space.of.kv_heads;
-            if (row == r - 1 && number >= before) number -= before, row = r;
-        }
-        const Sequence& its = space.sequences[row];
-        kv_head = number / its.splits, split = number % its.splits, last = its.length - 1;
-        begin = split * its.size, end = min(its.length, begin + its.size);
-    }
-};
-
+// Where the item's positions are, and how far they turn: the same in all layers. Whole rounds: beyond the end come the last
+// four positions of the cache's block once more. By all threads.
 template <int ROWS>
-__device__ __forceinline__ Pages pages_of(const Space<ROWS>& space, const Item& its) {
-    const long long* const table = space.of.block_table + static_cast<size_t>(its.row) * space.of.columns;
-    return {table, space.of.block_size, space.of.reciprocal, its.end - 1};
+__device__ __forceinline__ void place_positions(const Space<ROWS>& space) {
+    const Chain& of = space.of;
+    const Item its = space.item;
+    const long long* const table = of.block_table + static_cast<size_t>(its.row) * of.columns;
+    if (its.end == 0) return;
+#pragma unroll 1
+    for (int i = threadIdx.x; i < its.rounds() * ROUND; i += CHAIN_THREADS) {
+        const int position = its.begin + i < its.end ? its.begin + i : (its.end - 1) / 4 * 4 + i % 4;
+        const int block = __umulhi(position, of.reciprocal);
+        const int slot = static_cast<int>(table[block]) * of.block_size + position - block * of.block_size;
+        space.positions()[i] = (slot * of.kv_heads + its.kv_head) * HEAD_DIM;
+    }
+    for (int i = threadIdx.x; i < HEAD_DIM; i += CHAIN_THREADS) {
+        const half_t* const from = i < HEAD_DIM / 2 ? of.cos : of.sin;
+        space.angles()[i] = from[static_cast<size_t>(its.last) * (HEAD_DIM / 2) + i % (HEAD_DIM / 2)];
+    }
 }
 
 // What a warp has of a round's K: lane 4g + t a quarter of position g's row. Dimensions as paged_tile.cuh has them.
@@ -62,16 +59,14 @@ struct Stripe {
     static __device__ __forceinline__ int first() { return this_thread() / 32 / STRIPES * V_TILE + this_thread() % 4 * 4; }
     __device__ __forceinline__ static constexpr int from(int tile) { return tile * SHARES * V_TILE; }
 
-    // Positions from `round` on.
-    __device__ __forceinline__ void load(const half_t* v, int kv_heads, const Pages& pages, int round) {
-        const int at = first();
+    // Of the round that `positions` are about, of which there are `count`.
+    __device__ __forceinline__ void load(const half_t* v, int stride, const int* positions, int count) {
 #pragma unroll
         for (int tile = 0; tile < V_TILES; ++tile) {
-            if (round + from(tile) > pages.last) continue;
-            // Four neighbours are in one block. What the cache has beyond the last position will be renewed.
-            const half_t* row = v + static_cast<size_t>(pages.four(round + from(tile) + at).x) * kv_heads * HEAD_DIM + dim();
+            if (from(tile) >= count) continue;
+            const half_t* row = v + positions[from(tile) + first()] + dim();  // four neighbours are in one block
 #pragma unroll
-            for (int i = 0; i < 4; ++i, row += kv_heads * HEAD_DIM) word[tile][i] = *reinterpret_cast<const unsigned*>(row);
+            for (int i = 0; i < 4; ++i, row += stride) word[tile][i] = *reinterpret_cast<const unsigned*>(row);
         }
     }
     // In the place of what the cache has for position `last`, and of what is beyond it and counts for nothing: the token's own.
@@ -99,37 +94,25 @@ struct RoundTile {
     Keys keys;
     Stripe stripe;
 
-    // Positions from `round` on. What the item is is found out again: registers are scarce.
+    // From position `round` on.
     template <int ROWS>
-    __device__ __forceinline__ void load(const Space<ROWS>& space, int phase, int item, int round) {
-        const ChainLayer& layer = space.layer(settled(phase) / PHASES);
-        const Item its(space, settled(item));
-        const Pages pages = pages_of(space, its);
-        const int warp = this_thread() / 32, lane = this_thread() % 32, first = its.kv_head * HEAD_DIM;
-        if (round + warp * EACH_WARP < its.end) {
-            const int slot = pages.slot(min(round + warp * EACH_WARP + lane / 4, its.end - 1));
-            keys.load(layer.k + first + static_cast<size_t>(slot) * space.of.kv_heads * HEAD_DIM, lane % 4);
-        }
-        stripe.load(layer.v + first, space.of.kv_heads, pages, round);
+    __device__ __forceinline__ void load(const Space<ROWS>& space, const ChainLayer& layer, int round) {
+        const Item& its = space.item;
+        const int* const positions = space.positions() + round - its.begin;
+        const int own = this_thread() / 32 * EACH_WARP, lane = this_thread() % 32;
+        if (round + own < its.end) keys.load(layer.k + positions[own + lane / 4], lane % 4);
+        stripe.load(layer.v, space.of.kv_heads * HEAD_DIM, positions, its.end - round);
     }
 };
 
 // Has K and V of a layer brought to the L2, as far as the block will attend to them: half a row to a thread.
 template <int ROWS>
-__device__ __forceinline__ void prefetch_positions(const Space<ROWS>& space, const ChainLayer& layer, int item) {
-    const Item its(space, item);
-    const Pages pages = pages_of(space, its);
+__device__ __forceinline__ void prefetch_layer(const Space<ROWS>& space, const ChainLayer& layer) {
     const unsigned thread = this_thread();
 #pragma unroll 1
-    for (int position = its.begin + thread / 4; position < its.end; position += ROUND) {
-        const size_t vector = static_cast<size_t>(pages.slot(position)) * space.of.kv_heads + its.kv_head;
-        const half_t* const half = (thread & 1 ? layer.k : layer.v) + vector * HEAD_DIM + (thread / 2 & 1) * (HEAD_DIM / 2);
+    for (int i = thread / 4; i < space.item.end - space.item.begin; i += ROUND) {
+        const half_t* const half = (thread & 1 ? layer.k : layer.v) + space.positions()[i] + (thread / 2 & 1) * (HEAD_DIM / 2);
 #pragma unroll
-        for (int i = 0; i < HEAD_DIM / 2; i += 16) prefetch_sector(half + i);
+        for (int j = 0; j < HEAD_DIM / 2; j += 16) prefetch_sector(half + j);
     }
-}
-template <int ROWS>
-__device__ __forceinline__ void prefetch_layer(const Space<ROWS>& space, const ChainLayer& layer) {
-#pragma unroll 1
-    for (int item = blockIdx.x; item < space.items; item += gridDim.x) prefetch_positions(space, layer, item);
 }

@@ -11,7 +11,7 @@
 constexpr int CHAIN_WARPS = 16, CHAIN_THREADS = 32 * CHAIN_WARPS;
 constexpr int MOST_PARTS = 2;  // of a tile: blocks that share its units
 constexpr int HEAD_DIM = 128, HEADS = 8, MOST_SPLITS = 8;
-constexpr int EACH_WARP = 8, ROUND = CHAIN_WARPS * EACH_WARP;  // positions
+constexpr int EACH_WARP = 8, ROUND = CHAIN_WARPS * EACH_WARP, MOST_POSITIONS = 2 * ROUND;  // of a split
 enum ChainProduct { QKV, O, GATE_UP, DOWN, PRODUCTS };
 enum Phase { OF_QKV, OF_ATTENTION, OF_O, OF_GATE_UP, OF_DOWN, PHASES };
 enum Stamp { AFTER_WAIT, AFTER_ROWS, AFTER_PRODUCTS, AFTER_LEAVING, STAMPS };
@@ -61,13 +61,20 @@ struct ChainShare {
 struct Sequence {
     int length, size, splits;
 
-    // Two rounds of positions to a split, while there are splits.
-    __device__ __forceinline__ void is(int positions) {
-        length = max(positions, 1);
-        const int wanted = min((length + 2 * ROUND - 1) / (2 * ROUND), MOST_SPLITS);
+    // One round of positions to a split, while there are splits.
+    __device__ __forceinline__ void is(int positions, int most_splits) {
+        length = min(max(positions, 1), most_splits * MOST_POSITIONS);
+        const int wanted = min((length + ROUND - 1) / ROUND, most_splits);
         size = ((length + wanted - 1) / wanted + ROUND - 1) / ROUND * ROUND;
         splits = (length + size - 1) / size;
     }
+};
+
+// What a block has of attention: a row's positions begin .. end - 1 for one KV head, which are the row's split number `split`.
+struct Item {
+    int row, kv_head, split, begin, end, last;  // last: the row's last position; end is 0 where the block has nothing
+
+    __device__ __forceinline__ int rounds() const { return (end - begin + ROUND - 1) / ROUND; }
 };
 
 // A block's shared memory of attention. Its rows begin at different banks.
@@ -98,8 +105,9 @@ struct alignas(16) Space {
     ChainShare shares[PRODUCTS];
     Sequence sequences[ROWS];
     RingPlace places[CHAIN_WARPS];
-    int items;  // blocks' worth of attention
-    int stride, act_at, x_at, weight_at, sums_at, totals_at, layers_at, ring_at;  // bytes
+    Item item;
+    int ratio;  // query heads of a KV head
+    int stride, act_at, x_at, weight_at, sums_at, totals_at, layers_at, positions_at, ring_at;  // bytes
     alignas(16) float squares[ROWS][CHAIN_WARPS];
 
     template <class T>
@@ -110,6 +118,9 @@ struct alignas(16) Space {
     __device__ __forceinline__ half_t* weight() const { return at<half_t>(weight_at); }  // of the next norm
     __device__ __forceinline__ float* sums() const { return at<float>(sums_at); }        // [most_tiles, CHAIN_WARPS, ROWS, 16]
     __device__ __forceinline__ Total* totals() const { return at<Total>(totals_at); }  // [units of K, ROWS]
+    // Where the item's positions begin in a layer's K or V, in values; and of its last position cos and sin.
+    __device__ __forceinline__ int* positions() const { return at<int>(positions_at); }
+    __device__ __forceinline__ half_t* angles() const { return at<half_t>(positions_at + MOST_POSITIONS * 4); }
     // which: of the upper bytes, 0, or the lower ones, 1.
     __device__ __forceinline__ char* digits(int row, int which) const {
         return at<char>(act_at) + row * stride * 2 + which * (stride - 16);
@@ -144,13 +155,21 @@ struct alignas(16) Space {
         weight_at = x_at + ROWS * of.hidden * 2, sums_at = weight_at + of.hidden * 2;
         layers_at = sums_at + of.most_tiles * CHAIN_WARPS * ROWS * MMA_N * 4;
         totals_at = layers_at + of.layer_count * static_cast<int>(sizeof(ChainLayer));
-        ring_at = totals_at + most / MMA_K * ROWS * static_cast<int>(sizeof(Total)), ring_at = (ring_at + 15) / 16 * 16;
+        positions_at = totals_at + most / MMA_K * ROWS * static_cast<int>(sizeof(Total)), positions_at = (positions_at + 15) / 16 * 16;
+        ring_at = positions_at + MOST_POSITIONS * 4 + HEAD_DIM * 2;
 #pragma unroll 1
         for (int warp = 0; warp < CHAIN_WARPS; ++warp) places[warp] = {0, 0};
-        items = 0;
+        ratio = static_cast<unsigned>(of.heads) / of.kv_heads, item = {};
+        const int most_splits = min(static_cast<int>(gridDim.x) / (ROWS * of.kv_heads), MOST_SPLITS);
+        int number = blockIdx.x;
         for (int r = 0; r < ROWS; ++r) {
-            sequences[r].is(static_cast<int>(of.seq_lens[r]));
-            items += sequences[r].splits * of.kv_heads;
+            Sequence& its = sequences[r];
+            its.is(static_cast<int>(of.seq_lens[r]), most_splits);
+            if (number >= 0 && number < its.splits * of.kv_heads) {
+                const int split = number % its.splits, begin = split * its.size;
+                item = {r, number / its.splits, split, begin, min(its.length, begin + its.size), its.length - 1};
+            }
+            number -= its.splits * of.kv_heads;
         }
     }
 };

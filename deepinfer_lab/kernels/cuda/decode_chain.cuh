@@ -56,6 +56,7 @@ __device__ __forceinline__ void decode_chain(const Chain& of) {
     }
 #pragma unroll 1
     for (int i = threadIdx.x; i < ROWS * of.hidden; i += CHAIN_THREADS + 32) space.x()[i] = of.x[i];
+    if (threadIdx.x < CHAIN_THREADS) place_positions(space);
     __syncthreads();
     if (threadIdx.x >= CHAIN_THREADS) {
         const int left = of.phases % PHASES, products = of.phases / PHASES * PRODUCTS + left - (left >= 2);

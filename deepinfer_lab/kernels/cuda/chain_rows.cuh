@@ -125,21 +125,24 @@ __device__ __forceinline__ void take_attended(int phase) {
 // silu(gate) * up, as they are.
 template <int ROWS>
 __device__ __forceinline__ void take_gated(int phase, bool in_digits) {
-    constexpr int AT_ONCE = 6;
+    constexpr int AT_ONCE = 6, PART = 3;
     const Space<ROWS>& space = space_of<ROWS>();
     const int items = space.of.intermediate / 4;
+    // The last units once more, rather than none: so there is nothing to decide.
+    const auto place = [&](int first, int i) { return min(first + i * CHAIN_THREADS, items - 32 + this_thread() % 32); };
 #pragma unroll 1
     for (int row = 0; row < ROWS; ++row) {
         const auto* const from = reinterpret_cast<const uint2*>(space.of.gated + row * (space.of.intermediate / 2));
 #pragma unroll 1
         for (int first = this_thread(); first < items; first += AT_ONCE * CHAIN_THREADS) {
             uint2 v[AT_ONCE];
-            await_words(v, [&](int i) { return first + i * CHAIN_THREADS < items; },
-                        [&](int i) { return from + first + i * CHAIN_THREADS; });
+            await_words(v, [](int) { return true; }, [&](int i) { return from + place(first, i); });
 #pragma unroll
-            for (int i = 0; i < AT_ONCE; ++i) {
-                const int item = first + i * CHAIN_THREADS;
-                if (item < items) keep_four(space, row, item / 32, v[i], in_digits);
+            for (int begin = 0; begin < AT_ONCE; begin += PART) {
+                uint2 part[PART];
+#pragma unroll
+                for (int i = 0; i < PART; ++i) part[i] = v[begin + i];
+                keep_fours(space, row, [&](int i) { return place(first, begin + i) / 32; }, part, in_digits);
             }
         }
     }

@@ -15,7 +15,7 @@ __device__ __forceinline__ float add_chain_warps(const float* sums, int tile, in
     float total[4] = {};
 #pragma unroll
     for (int warp = 0; warp < CHAIN_WARPS; ++warp) total[warp % 4] += from[warp * ROWS * MMA_N];
-    const float factor = output < MMA_N / 2 ? Operand<Unpack>::LOW : Operand<Unpack>::HIGH;
+    const float factor = output < MMA_N / 2 ? 1.0f : 1.0f / Bytes<Unpack>::HIGH;
     return ((total[0] + total[1]) + (total[2] + total[3])) * factor;
 }
 

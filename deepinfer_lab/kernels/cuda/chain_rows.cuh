@@ -5,9 +5,9 @@
 #include "chain_digits.cuh"
 
 // x += the sum of its parts, rounded; and its RMSNorm. A thread has the same values of x every time, which nobody else reads.
-// product: whose parts; PRODUCTS adds nothing.
-template <int ROWS>
-__device__ __forceinline__ void add_norm(int phase, int product, bool in_digits) {
+// product: whose parts; PRODUCTS adds nothing. keep(row, at, four): takes the norm's four values from `at` on.
+template <int ROWS, class Keep>
+__device__ __forceinline__ void add_norm(int phase, int product, const Keep& keep) {
     constexpr int AT_ONCE = 2, STEP = CHAIN_THREADS * 4;  // four values each
     Space<ROWS>& space = space_of<ROWS>();
     const unsigned thread = this_thread();
@@ -63,7 +63,7 @@ __device__ __forceinline__ void add_norm(int phase, int product, bool in_digits)
             const uint2 four = *reinterpret_cast<const uint2*>(space.x() + r * hidden + i);
             const uint2 its = *reinterpret_cast<const uint2*>(space.weight() + i);
             const uint2 v = {normed(four.x, its.x, factor), normed(four.y, its.y, factor)};
-            keep_four(space, r, i / MMA_K, v, in_digits);
+            keep(r, i, v);
         }
     }
     sync_chain();
@@ -115,7 +115,7 @@ __device__ __forceinline__ void take_attended(int phase) {
             } else {
                 v[0] = added_splits(space.of, row, item, used);
             }
-            keep_four(space, row, item / 32, v[0], true);
+            keep_four(space, row, item / 32, v[0]);
         }
     }
     stamp<ROWS>(phase, AFTER_WAIT);
@@ -124,7 +124,7 @@ __device__ __forceinline__ void take_attended(int phase) {
 
 // silu(gate) * up, as they are.
 template <int ROWS>
-__device__ __forceinline__ void take_gated(int phase, bool in_digits) {
+__device__ __forceinline__ void take_gated(int phase) {
     constexpr int AT_ONCE = 6, PART = 3;
     const Space<ROWS>& space = space_of<ROWS>();
     const int items = space.of.intermediate / 4;
@@ -142,7 +142,7 @@ __device__ __forceinline__ void take_gated(int phase, bool in_digits) {
                 uint2 part[PART];
 #pragma unroll
                 for (int i = 0; i < PART; ++i) part[i] = v[begin + i];
-                keep_fours(space, row, [&](int i) { return place(first, begin + i) / 32; }, part, in_digits);
+                keep_fours(space, row, [&](int i) { return place(first, begin + i) / 32; }, part);
             }
         }
     }

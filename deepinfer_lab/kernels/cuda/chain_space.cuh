@@ -91,14 +91,14 @@ struct RingPlace {
     unsigned parity;
 };
 
-// Of a unit of activations in digits: -8 times their sum, in units of `step`.
+// Of a unit of activations in digits: their sum, in units of `step`.
 struct alignas(8) Total {
-    int offset;
+    int sum;
     float step;
 };
 
 // A block's shared memory, the ring of weights behind it (chain_weights.cuh). act: activations of a product, rows `stride`
-// values apart, beginning half a line of the banks apart: fp16, or two rows of bytes, which begin half of a load apart.
+// values apart, beginning half a line of the banks apart: two rows of bytes, which begin half of a load apart.
 template <int ROWS>
 struct alignas(16) Space {
     Chain of;

@@ -7,9 +7,8 @@
 #include "chain_space.cuh"
 
 constexpr int SCALE_BYTES = 2 * MMA_N;  // of a unit: a group is 128 of k
-// Slots under way at once: 34 KB to a multiprocessor keep the memory busy, and with more whatever else a block reads, and
-// waits for, would stand in line behind them.
-constexpr int FLIGHT = 2;
+// Slots under way at once: with more, whatever else a block reads, and waits for, would stand in line behind them.
+constexpr int FLIGHT = 1;
 
 // Bytes of a unit of 128 of k.
 template <class Unpack>
@@ -72,47 +71,43 @@ struct Ring {
     }
 };
 
-// Activations of a unit, as a product of lane 4g + t takes them. Column 2r of a product is about row r.
+// Weights as bytes, as they lie in a word or nearly so: q + ZERO, and those of outputs 8 .. 15 HIGH times that. registers: of
+// word w of two quarters of k (quant/tiles.py), for output g and g + 8 the four values of k, k + 2, k + 1 and k + 3.
 //
-// 3 bits: fp16, eight of each quarter, the weights decoded to fp16 as well.
+// 4 bits: the lower halves of a word's bytes, and the upper ones.
 template <class Unpack>
-struct Operand {
-    static constexpr float LOW = 1.0f, HIGH = 1.0f;  // what sums of outputs 0 .. 7, and 8 .. 15, are to be multiplied with
-    uint4 b[QUARTERS] = {};
-    const half_t* row;
-    bool there;  // the others' products are nobody's
+struct Bytes {
+    static constexpr int ZERO = 8, HIGH = 16, WORDS = 4;
 
-    Operand() = default;
-    template <int ROWS>
-    __device__ __forceinline__ Operand(const Space<ROWS>& space, int g, int t)
-        : row(space.act() + min(g / 2, ROWS - 1) * space.stride + 8 * t), there(g % 2 == 0 && g / 2 < ROWS) {}
-    __device__ __forceinline__ void load(int unit) {
-        if (!there) return;
-#pragma unroll
-        for (int i = 0; i < QUARTERS; ++i) b[i] = *reinterpret_cast<const uint4*>(row + unit * MMA_K + 32 * i);
+    static __device__ __forceinline__ void registers(const unsigned* words, int w, unsigned& low, unsigned& high) {
+        low = words[w] & 0x0F0F0F0Fu, high = words[w] & 0xF0F0F0F0u;
     }
-    static constexpr int STEPS = 8, AT_ONCE = 1;  // products of a unit; units that a warp has in hand
-    struct Found { float sum[2][4]; };  // two chains: a product waits long for the one before it
-    __device__ __forceinline__ Found begin() const { return {}; }
-    __device__ __forceinline__ void multiply(int step, const Unpack (&part)[1], Found& found) const {
-        unsigned a[4];
-        part[0].fragment(step, a);
-        const uint4& four = b[step / 2];
-        mma(found.sum[step % 2], a, step % 2 ? four.z : four.x, step % 2 ? four.w : four.y);
+};
+// 3 bits: pairs 4w and 4w + 2 of the sixteen, and 4w + 1 and 4w + 3, where they are brought to bits 0 and 8, and 3 and 11.
+template <>
+struct Bytes<W3Tiles> {
+    static constexpr int ZERO = 4, HIGH = 8, WORDS = 3;
+
+    // The bytes' lower bits or the next ones, bytes 0 and 2 of `even`, and 1 and 3 of `odd`.
+    static __device__ __forceinline__ unsigned lower(unsigned even, unsigned odd) { return even & 0x00070007u | odd & 0x07000700u; }
+    static __device__ __forceinline__ unsigned upper(unsigned even, unsigned odd) { return even & 0x00380038u | odd & 0x38003800u; }
+    static __device__ __forceinline__ void registers(const unsigned* words, int w, unsigned& low, unsigned& high) {
+        const unsigned a = words[0], b = words[1], c = words[2];
+        if (w == 0) low = lower(a, a << 2), high = upper(a, a << 2);
+        if (w == 1) low = lower(a >> 12, b << 5), high = upper(b << 3, b << 5);
+        if (w == 2) low = lower(b >> 9, c << 8), high = upper(b >> 9, c << 8);
+        if (w == 3) {
+            const unsigned last = a >> 4 & 0x08000800u | b >> 3 & 0x10001000u | c >> 2 & 0x20002000u;  // pair 15, bit by bit
+            low = lower(c >> 6, c >> 4), high = c >> 6 & 0x00380038u | last;
+        }
     }
-    // Outputs g and g + 8 of row t, without the weights' scales.
-    __device__ __forceinline__ float low(const Found& found) const { return found.sum[0][0] + found.sum[1][0]; }
-    __device__ __forceinline__ float high(const Found& found) const { return found.sum[0][2] + found.sum[1][2]; }
 };
 
-// 4 bits: two bytes, as `keep_four` (chain_digits.cuh) has made them, column 2r + 1 the lower. The weights are bytes as they
-// lie: the four lower halves of a word's bytes are output g's, the upper ones, 16-fold, output g + 8's, so two instructions are
-// enough for eight values. Sums are whole numbers, and exact. They begin with -8 times the activations': weights are stored as
-// q + 8.
-template <>
-struct Operand<W4Tiles> {
-    static constexpr float LOW = 1.0f, HIGH = 1.0f / 16.0f;
-    static constexpr int STEPS = 4, AT_ONCE = 2;
+// Activations of a unit, as a product of lane 4g + t takes them: two bytes, as `keep_fours` (chain_digits.cuh) has made them,
+// column 2r the upper of row r, 2r + 1 the lower. Sums are whole numbers, and exact. They begin with -ZERO times the
+// activations', for what weights are stored with.
+template <class Unpack>
+struct Operand {
     uint4 b[2] = {};
     int offset = 0;
     float unit_step = 0.0f;
@@ -121,14 +116,13 @@ struct Operand<W4Tiles> {
     int rows;
     bool there;
 
-    Operand() = default;
     template <int ROWS>
     __device__ __forceinline__ Operand(const Space<ROWS>& space, int g, int t)
         : digits(space.digits(min(g / 2, ROWS - 1), g % 2) + 32 * t), totals(space.totals() + min(t, ROWS - 1)), rows(ROWS),
           there(g / 2 < ROWS) {}
     __device__ __forceinline__ void load(int unit) {
         const Total its = totals[unit * rows];
-        offset = its.offset, unit_step = its.step;
+        offset = -Bytes<Unpack>::ZERO * its.sum, unit_step = its.step;
         if (!there) return;
         const auto* const from = reinterpret_cast<const uint4*>(digits + unit * MMA_K);
         b[0] = from[0], b[1] = from[1];
@@ -137,13 +131,20 @@ struct Operand<W4Tiles> {
         int sum[4];
         float step;
     };
-    __device__ __forceinline__ Found begin() const { return {{0, offset, 0, offset * 16}, unit_step}; }
-    __device__ __forceinline__ void multiply(int step, const W4Tiles (&part)[2], Found& found) const {
-        const unsigned first = part[step / 2].word[step % 2 * 2], second = part[step / 2].word[step % 2 * 2 + 1];
-        const unsigned a[4] = {first & 0x0F0F0F0Fu, first & 0xF0F0F0F0u, second & 0x0F0F0F0Fu, second & 0xF0F0F0F0u};
-        const uint4& four = b[step / 2];
-        mma_bytes(found.sum, a, step % 2 ? four.z : four.x, step % 2 ? four.w : four.y);
+    __device__ __forceinline__ Found multiply(const unsigned* words) const {
+        Found found = {{0, offset, 0, offset * Bytes<Unpack>::HIGH}, unit_step};
+#pragma unroll
+        for (int p = 0; p < 4; ++p) {
+            unsigned a[4];
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+                Bytes<Unpack>::registers(words + p / 2 * Bytes<Unpack>::WORDS, p % 2 * 2 + i, a[2 * i], a[2 * i + 1]);
+            }
+            mma_bytes(found.sum, a, p % 2 ? b[p / 2].z : b[p / 2].x, p % 2 ? b[p / 2].w : b[p / 2].y);
+        }
+        return found;
     }
+    // Outputs g and g + 8 of row t, without the weights' scales, the latter HIGH-fold.
     __device__ __forceinline__ float low(const Found& found) const { return (found.sum[0] * 256 + found.sum[1]) * found.step; }
     __device__ __forceinline__ float high(const Found& found) const { return (found.sum[2] * 256 + found.sum[3]) * found.step; }
 };
@@ -151,24 +152,36 @@ struct Operand<W4Tiles> {
 // A lane's weights of a unit, and the scales of its outputs.
 template <class Unpack>
 struct Weights {
-    static constexpr int PARTS = MMA_K / Unpack::UNIT_K;
-    Unpack part[PARTS];
-    unsigned scale;
+    static constexpr int PARTS = MMA_K / Unpack::UNIT_K, WORDS = sizeof(Unpack) / 4;
+    unsigned word[PARTS * WORDS], scale;
 
+    // Of the ring's next slot.
     template <class R>
-    __device__ __forceinline__ void load(const char* slot, int warp, int lane) {
-        const char* const from = slot + warp * unit_bytes<Unpack>();
+    __device__ __forceinline__ void take(R& ring, int warp, int lane) {
+        await(ring.full(), ring.parity);
+        const char* const from = ring.slot() + warp * unit_bytes<Unpack>();
 #pragma unroll
-        for (int i = 0; i < PARTS; ++i) part[i].load(from + i * Unpack::BYTES, lane);
-        scale = reinterpret_cast<const unsigned*>(slot + R::SCALES + warp * SCALE_BYTES)[lane / 4];
+        for (int i = 0; i < PARTS; ++i) {
+            Unpack part;
+            part.load(from + i * Unpack::BYTES, lane);
+#pragma unroll
+            for (int j = 0; j < WORDS; ++j) word[i * WORDS + j] = part.word[j];
+        }
+        scale = reinterpret_cast<const unsigned*>(ring.slot() + R::SCALES + warp * SCALE_BYTES)[lane / 4];
+        leave(ring, lane);
+    }
+    template <class R>
+    static __device__ __forceinline__ void leave(R& ring, int lane) {
+        __syncwarp();
+        if (lane == 0) arrive(ring.empty());
+        ring.leave();
     }
 };
 
 // A block's units of a product. Leaves of each tile of the block and each warp the sums of 16 outputs of each row, to be
-// multiplied as `Operand` says; complete after `sync_chain`.
+// multiplied as `Operand` says (chain_results.cuh does); complete after `sync_chain`.
 template <class Unpack, int ROWS, class R>
 __device__ __forceinline__ void multiply_units(int product) {
-    constexpr int AT_ONCE = Operand<Unpack>::AT_ONCE;
     Space<ROWS>& space = space_of<ROWS>();
     const unsigned thread = this_thread();
     const int lane = thread % 32, warp = thread / 32, g = lane / 4, t = lane % 4;
@@ -176,7 +189,8 @@ __device__ __forceinline__ void multiply_units(int product) {
     float* to = space.sums() + (warp * ROWS + min(t, ROWS - 1)) * MMA_N + g;
     R ring(space.ring_at, space.of.depth, space.places[warp]);
     float sum[2] = {};
-    int left_tiles = space.shares[product].tiles;
+    Operand<Unpack> operand(space, g, t);
+    int left_tiles = space.shares[product].tiles, held = -1;
     int unit = space.shares[product].first + warp;  // of K, from the tile's first on
     const auto leave = [&] {
         if (t < ROWS) to[0] = sum[0], to[MMA_N / 2] = sum[1];
@@ -185,65 +199,27 @@ __device__ __forceinline__ void multiply_units(int product) {
     };
     int left = (count - warp + CHAIN_WARPS - 1) / CHAIN_WARPS;  // units of this warp
     const bool idle = left < (count + CHAIN_WARPS - 1) / CHAIN_WARPS;  // in the last slot
-    Weights<Unpack> weights[AT_ONCE] = {};
-    // Of the ring's next slots.
-    const auto take = [&] {
-        PhaseBarrier* read[AT_ONCE];
-#pragma unroll
-        for (int i = 0; i < AT_ONCE; ++i) {
-            if (i >= left) continue;
-            await(ring.full(), ring.parity);
-            weights[i].template load<R>(ring.slot(), warp, lane);
-            read[i] = ring.empty(), ring.leave();
-        }
-        __syncwarp();
-#pragma unroll
-        for (int i = 0; i < AT_ONCE; ++i) {
-            if (i < left && lane == 0) arrive(read[i]);
-        }
-    };
-    Operand<Unpack> operand[AT_ONCE];
-    int held[AT_ONCE];
-#pragma unroll
-    for (int i = 0; i < AT_ONCE; ++i) operand[i] = {space, g, t}, held[i] = -1;
-    take();
+    if (left > 0) {
+        Weights<Unpack> weights;
+        weights.take(ring, warp, lane);
 #pragma unroll 1
-    while (left > 0) {
-        typename Operand<Unpack>::Found found[AT_ONCE];
-        float scale[AT_ONCE][2];
-        int next = unit;
-#pragma unroll
-        for (int i = 0; i < AT_ONCE; ++i, next += CHAIN_WARPS) {
-#pragma unroll 1
-            while (next >= units) next -= units;
-            if (next != held[i]) operand[i].load(next);  // where K has as many units as there are warps, it is the same always
-            held[i] = next;
-            found[i] = operand[i].begin();
-            scale[i][0] = to_float(static_cast<half_t>(weights[i].scale));
-            scale[i][1] = to_float(static_cast<half_t>(weights[i].scale >> 16));
-        }
-#pragma unroll
-        for (int step = 0; step < Operand<Unpack>::STEPS; ++step) {
-#pragma unroll
-            for (int i = 0; i < AT_ONCE; ++i) operand[i].multiply(step, weights[i].part, found[i]);
-        }
-        const int had = left;
-        left -= AT_ONCE;
-        take();  // while products are under way
-#pragma unroll
-        for (int i = 0; i < AT_ONCE; ++i) {
-            if (i >= had) continue;
+        for (;;) {
 #pragma unroll 1
             for (; unit >= units; unit -= units) leave();
-            sum[0] = fmaf(scale[i][0], operand[i].low(found[i]), sum[0]);
-            sum[1] = fmaf(scale[i][1], operand[i].high(found[i]), sum[1]);
-            unit += CHAIN_WARPS;
+            if (unit != held) operand.load(unit);  // where K has as many units as there are warps, it is the same always
+            held = unit;
+            const auto found = operand.multiply(weights.word);
+            const float low = to_float(static_cast<half_t>(weights.scale));
+            const float high = to_float(static_cast<half_t>(weights.scale >> 16));
+            unit += CHAIN_WARPS, --left;
+            if (left > 0) weights.take(ring, warp, lane);  // while products are under way
+            sum[0] = fmaf(low, operand.low(found), sum[0]), sum[1] = fmaf(high, operand.high(found), sum[1]);
+            if (left == 0) break;
         }
     }
     if (idle) {
         await(ring.full(), ring.parity);
-        if (lane == 0) arrive(ring.empty());
-        ring.leave();
+        Weights<Unpack>::leave(ring, lane);
     }
 #pragma unroll 1
     while (left_tiles > 0) leave();

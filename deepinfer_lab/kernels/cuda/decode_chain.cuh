@@ -9,7 +9,7 @@
 // Blocks share qkv, o, gate_up and down evenly, so that each has something of all four, and in pieces of so many units of K
 // that a tile falls into one or two parts. They leave fp32 sums of their parts, and what reads them adds them, in order; of
 // gate_up they have whole tiles and leave silu(gate) * up. Each block has the hidden states for itself and makes every norm
-// itself. Rounding to fp16 is where the launches one by one have it; activations for 4 bits are rounded once more, and finer
+// itself. Rounding to fp16 is where the launches one by one have it; activations are rounded once more, and finer
 // (chain_digits.cuh).
 #pragma once
 #include "chain_results.cuh"
@@ -42,7 +42,6 @@ __device__ __forceinline__ void take_back(const Space<ROWS>& space, int phase) {
 template <class Attention, class Mlp, int ROWS>
 __device__ __forceinline__ void decode_chain(const Chain& of) {
     using R = Ring<Attention, Mlp>;
-    constexpr bool SAME = unit_bytes<Attention>() == unit_bytes<Mlp>();
     Space<ROWS>& space = space_of<ROWS>();
     if (threadIdx.x % 32 == 0 && threadIdx.x < 32 * PRODUCTS) space.deal(of, threadIdx.x / 32);
     if (threadIdx.x == 32 * PRODUCTS) {
@@ -63,6 +62,7 @@ __device__ __forceinline__ void decode_chain(const Chain& of) {
         if (threadIdx.x == CHAIN_THREADS) R(space.ring_at, of.depth, {0, 0}).copy_all(&space.layer(0), space.shares, products);
         return;
     }
+    const auto keep = [&](int row, int at, const uint2& four) { keep_four(space, row, at / MMA_K, four); };
     copy_row(space.weight(), space.layer(0).input_norm, of.hidden);
     prefetch_layer(space, space.layer(0));
 #pragma unroll 1
@@ -73,29 +73,28 @@ __device__ __forceinline__ void decode_chain(const Chain& of) {
             continue;
         }
         if (kind == OF_DOWN && phase + 1 < space.of.phases) prefetch_layer(space, space.layer(phase / PHASES + 1));
-        const bool is_same = SAME || kind <= OF_O;
+        const bool in_attention = kind <= OF_O;
         if (kind == OF_O) take_attended<ROWS>(phase);
-        else if (kind == OF_DOWN) take_gated<ROWS>(phase, is_same);
-        else add_norm<ROWS>(phase, phase == 0 ? PRODUCTS : kind == OF_QKV ? DOWN : O, is_same);
+        else if (kind == OF_DOWN) take_gated<ROWS>(phase);
+        else add_norm<ROWS>(phase, phase == 0 ? PRODUCTS : kind == OF_QKV ? DOWN : O, keep);
         stamp<ROWS>(phase, AFTER_ROWS);
         const int product = kind == OF_QKV ? QKV : kind - 1;
-        if (is_same) multiply_units<Attention, ROWS, R>(product);
+        if (in_attention) multiply_units<Attention, ROWS, R>(product);
         else multiply_units<Mlp, ROWS, R>(product);
         stamp<ROWS>(phase, AFTER_PRODUCTS);
         sync_chain();
         if (kind == OF_GATE_UP) leave_gated<Mlp, ROWS>();
-        else if (is_same) leave_parts<Attention, ROWS>(product);
+        else if (in_attention) leave_parts<Attention, ROWS>(product);
         else leave_parts<Mlp, ROWS>(product);
         stamp<ROWS>(phase, AFTER_LEAVING);
         take_back(space, phase);
     }
     if (blockIdx.x > 0 || space.of.phases % PHASES) return wait_copies<0>();
-    add_norm<ROWS>(space.of.phases, space.of.phases == 0 ? PRODUCTS : DOWN, false);
+    add_norm<ROWS>(space.of.phases, space.of.phases == 0 ? PRODUCTS : DOWN, [&](int row, int at, const uint2& four) {
+        *reinterpret_cast<uint2*>(space.of.normed_out + row * space.of.hidden + at) = four;
+    });
 #pragma unroll 1
-    for (int i = this_thread(); i < ROWS * space.of.hidden; i += CHAIN_THREADS) {
-        space.of.hidden_out[i] = space.x()[i];
-        space.of.normed_out[i] = space.act()[i / space.of.hidden * space.stride + i % space.of.hidden];
-    }
+    for (int i = this_thread(); i < ROWS * space.of.hidden; i += CHAIN_THREADS) space.of.hidden_out[i] = space.x()[i];
 }
 
 #define DECODE_CHAIN(NAME, ATTENTION, MLP, ROWS)                                                                             \

@@ -134,7 +134,9 @@ def policy_lines() -> list[str]:
 
 
 # What `engine` puts into an EngineConfig; each is an option of the same name.
-ENGINE_SETTINGS = ("policy", "itl_target_ms", "chunk_tokens", "max_in_flight", "cuda_graphs", "kv_dtype")
+ENGINE_SETTINGS = (
+    "policy", "itl_target_ms", "chunk_tokens", "max_in_flight", "cuda_graphs", "decode_chain", "kv_dtype",
+)  # fmt: skip
 
 # Below a command's help. \b keeps click from joining the lines.
 POLICY_EPILOG = "\b\n" + "\n".join(
@@ -174,6 +176,12 @@ def engine(command: Command) -> Command:
             default=EngineConfig.cuda_graphs,
             show_default=True,
             help="On a GPU: capture forward passes at the start, which takes seconds, or launch every kernel from Python.",
+        ),
+        click.option(
+            "--decode-chain/--no-decode-chain",
+            default=EngineConfig.decode_chain,
+            show_default=True,
+            help="On a GPU that can: all layers of a decode step of one or two rows in one launch, or in several.",
         ),
         click.option(
             "--max-in-flight",

@@ -38,6 +38,7 @@ def assemble(model: Decoder, tokenizer: Tokenizer | None, config: EngineConfig) 
         lanes = cuda_lanes(
             policy.placement, model, kv, graphs=config.cuda_graphs, chunk_tokens=config.chunk_tokens,
             max_batch=config.max_batch, max_context=longest(model, config), decode_share=config.decode_share,
+            decode_chain=config.decode_chain,
         )  # fmt: skip
     return Scheduler(
         model,

@@ -78,6 +78,7 @@ class CudaLane:
     Args:
         alone: where work runs while no other lane has any. shared: where it runs beside another's; it may be the same.
         last: int64 [sequences], where the likeliest tokens of the last step with decode rows are kept for the next.
+        beside: the device's other lane, if it has one: while that has nothing to run, graphs of this one may be chained.
     """
 
     asynchronous = True
@@ -91,11 +92,14 @@ class CudaLane:
         shared: Track,
         clock: DeviceClock,
         last: torch.Tensor,
+        beside: "CudaLane | None" = None,
     ) -> None:
         self.name = name
         self._model, self._kv = model, kv
         self._alone, self._shared, self._track = alone, shared, alone
         self._clock, self._last = clock, last
+        self._beside = beside
+        self._end: DeviceMark | None = None  # of the newest launch
         self._launches = 0
 
     def launch(self, work: Work, *, shared: bool = False) -> Ticket:
@@ -109,10 +113,20 @@ class CudaLane:
             if track.graphs is None:
                 started, logits, best, kept = self._eagerly(work)
             else:
-                started, logits, best, kept = self._captured(track.graphs.for_work(work), work)
+                graph = track.graphs.for_work(work, alone=self._has_device(shared))
+                started, logits, best, kept = self._captured(graph, work)
         self._launches += 1
+        self._end = self.mark()
         rows = len(work.sequences)
-        return Ticket(self._launches, self.name, started, self.mark(), work, logits[:rows], best[:, :rows], kept)
+        return Ticket(self._launches, self.name, started, self._end, work, logits[:rows], best[:, :rows], kept)
+
+    @property
+    def idle(self) -> bool:
+        """Whether all that it launched has run."""
+        return self._end is None or self._end.query()
+
+    def _has_device(self, shared: bool) -> bool:
+        return not shared and (self._beside is None or self._beside.idle)
 
     def mark(self) -> DeviceMark:
         event = torch.cuda.Event(enable_timing=True)

@@ -31,6 +31,7 @@ def cuda_lanes(
     max_batch: int,
     max_context: int,
     decode_share: float | None,
+    decode_chain: bool = True,
 ) -> Mapping[str, CudaLane]:
     """The lanes of a placement, their graphs captured.
 
@@ -39,12 +40,16 @@ def cuda_lanes(
         chunk_tokens, max_batch, max_context: the largest chunk, batch and sequence that they will be given.
         decode_share: of the multiprocessors, that prefill leaves to decode where the placement divides them; None: the
             placement's own. Where this device, driver or installation cannot, a warning says why, and nothing is divided.
+        decode_chain: chain what can be (`Decoder.chains`), as long as no other lane has anything to run.
+
+    Two chains never run at once: only one track has any, decode's on all multiprocessors, and a track's steps run in order.
     """
     device = model.device
     clock = DeviceClock(device)
     if graphs and model.uses_kernels:
         preload(device)
     alone, shared = _streams(placement, device, decode_share)
+    chains = model.chains(kv) if graphs and decode_chain and _has_whole(placement) else {}
     lanes = {}
     for name in placement.lanes:
         phases = ("mixed",) if placement.fused else ()
@@ -58,11 +63,18 @@ def cuda_lanes(
                 captured = StepGraphs(
                     model, kv, phases=phases, chunk_tokens=chunk_tokens, max_batch=max_batch,
                     max_tokens=min(max_context, kv.num_blocks * kv.block_size), last=last,
+                    chains=chains if name == placement.decode and stream is alone[name] else {},
                 )  # fmt: skip
                 _capture(captured, stream, device, name)
             tracks[stream] = Track(stream, captured)
-        lanes[name] = CudaLane(name, model, kv, tracks[alone[name]], tracks[shared[name]], clock, last)
+        beside = lanes.get(placement.prefill)  # which comes first, or is this one
+        lanes[name] = CudaLane(name, model, kv, tracks[alone[name]], tracks[shared[name]], clock, last, beside)
     return lanes
+
+
+def _has_whole(placement: Placement) -> bool:
+    """Whether its decode steps may ever have all multiprocessors."""
+    return placement.decode_share is None or placement.elastic
 
 
 def _streams(placement: Placement, device: torch.device, decode_share: float | None) -> tuple[Streams, Streams]:

@@ -17,11 +17,13 @@ class PaddedShape:
 
     Attributes:
         chunk: tokens of the prompt chunk, or 0. rows: decode rows, or 0. columns: KV blocks of every sequence.
+        chained: its layers are one launch, which wants the device for itself (`Decoder.chains`).
     """
 
     chunk: int
     rows: int
     columns: int
+    chained: bool = False
 
     @property
     def tokens(self) -> int:

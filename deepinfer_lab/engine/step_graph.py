@@ -1,8 +1,9 @@
 """Forward passes captured as CUDA graphs: a launch costs microseconds, not one launch for each kernel."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import torch
 
@@ -16,6 +17,7 @@ from deepinfer_lab.engine.padded_step import (
 )
 from deepinfer_lab.engine.work import Work
 from deepinfer_lab.kernels import ends
+from deepinfer_lab.kernels.decode_chain import DecodeChain
 from deepinfer_lab.kv.pool import KVPool
 from deepinfer_lab.model.decoder import Decoder
 from deepinfer_lab.model.own_attention import OWN_TOKENS
@@ -39,6 +41,7 @@ class StepGraph:
     Args:
         last: int64 [sequences], the likeliest tokens of the lane's last step with decode rows.
         pool: memory of another graph's intermediates, to be shared; None takes new memory.
+        chain: for a chained shape, of as many rows; it must outlive the graph.
         warm_up: run the pass once before, since libraries must not set themselves up while a graph is captured.
     """
 
@@ -49,6 +52,7 @@ class StepGraph:
         kv: KVPool,
         last: torch.Tensor,
         pool: tuple[int, int] | None,
+        chain: DecodeChain | None,
         warm_up: bool,
     ) -> None:
         assert kv.scratch is not None
@@ -63,11 +67,11 @@ class StepGraph:
         step = self._input.step(kv.block_size, last)
         model.prepare(shape.chunk)
         if warm_up:
-            model.forward(step, kv)
+            model.forward(step, kv, chain)
         torch.cuda.current_stream(device).synchronize()
         self._graph.capture_begin(pool=pool, capture_error_mode="thread_local")
         try:
-            self.logits = model.forward(step, kv)
+            self.logits = model.forward(step, kv, chain)
             answer = self._input.answer if model.reaches_host else None
             self._likeliest = model.likeliest(self.logits, last if shape.rows else None, answer)
         except BaseException:
@@ -115,6 +119,8 @@ class StepGraphs:
         chunk_tokens, max_batch: the largest chunk and batch.
         max_tokens: the longest sequence, in tokens.
         last: the lane's, as for `StepGraph`.
+        chains: by rows, for decode steps that have the device for themselves. Their places are as a launch left them: graphs of
+            a lane run in order, and none stops early.
     """
 
     def __init__(
@@ -127,8 +133,9 @@ class StepGraphs:
         max_batch: int,
         max_tokens: int,
         last: torch.Tensor,
+        chains: Mapping[int, DecodeChain] = MappingProxyType({}),
     ) -> None:
-        self._model, self._kv, self._last = model, kv, last
+        self._model, self._kv, self._last, self._chains = model, kv, last, chains
         self._phases = phases
         self._chunks = ladder(min(FEWEST_TOKENS, chunk_tokens), chunk_tokens)
         self._rows = ladder(FEWEST_ROWS, max_batch, 4 if "mixed" in phases else 2)
@@ -144,7 +151,7 @@ class StepGraphs:
         }
         self._graphs: dict[PaddedShape, StepGraph] = {}
         self._memory: tuple[int, int] | None = None
-        self._warm: set[tuple[bool, bool]] = set()
+        self._warm: set[tuple[bool, bool, bool]] = set()
 
     def shapes(self) -> Iterator[PaddedShape]:
         """All that can be asked for."""
@@ -154,6 +161,7 @@ class StepGraphs:
                 rows = [0] if phase == "prefill" else self._rows
                 fitting = [chunk for chunk in chunks if chunk <= columns * self._kv.block_size]
                 yield from (PaddedShape(chunk, count, columns) for chunk in fitting for count in rows)
+            yield from (PaddedShape(0, rows, columns, True) for rows in self._chains if self._chained(rows, columns))
         for chunk, columns in self._first_columns.items():
             if columns not in self._columns:
                 yield PaddedShape(chunk, 0, columns)
@@ -161,15 +169,16 @@ class StepGraphs:
     def capture(self, shape: PaddedShape) -> StepGraph:
         """The graph of a shape, captured if it is asked for for the first time."""
         if shape not in self._graphs:
-            kind = shape.chunk > 0, shape.rows > 0
-            graph = StepGraph(shape, self._model, self._kv, self._last, self._memory, kind not in self._warm)
+            kind = shape.chunk > 0, shape.rows > 0, shape.chained
+            chain = self._chains[shape.rows] if shape.chained else None
+            graph = StepGraph(shape, self._model, self._kv, self._last, self._memory, chain, kind not in self._warm)
             self._warm.add(kind)
             self._memory = self._memory or graph.pool
             self._graphs[shape] = graph
         return self._graphs[shape]
 
-    def for_work(self, work: Work) -> StepGraph:
-        """The smallest graph that holds a piece of work."""
+    def for_work(self, work: Work, *, alone: bool = False) -> StepGraph:
+        """The smallest graph that holds a piece of work. alone: it has the device for itself."""
         chunk = 0 if work.chunk is None else _fit(self._chunks, len(work.chunk.tokens))
         rows = _fit(self._rows, len(work.decodes)) if work.decodes else 0
         reach = max(span.start + len(span.tokens) for span in work.spans)
@@ -178,7 +187,13 @@ class StepGraphs:
         columns = _fit(self._columns, -(-reach // self._kv.block_size))
         if not work.decodes and work.chunk.start == 0:
             columns = self._first_columns.get(chunk, columns)
+        if alone and work.chunk is None and self._chained(len(work.decodes), columns):
+            return self.capture(PaddedShape(0, len(work.decodes), columns, True))
         return self.capture(PaddedShape(chunk, rows, columns))
+
+    def _chained(self, rows: int, columns: int) -> bool:
+        chain = self._chains.get(rows)
+        return chain is not None and rows <= self._rows[-1] and columns * self._kv.block_size <= chain.plan.longest
 
 
 def _fit(steps: list[int], size: int) -> int:

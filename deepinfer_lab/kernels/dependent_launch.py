@@ -1,8 +1,9 @@
-"""Programmatic dependent launch: a kernel's blocks take their places while those of the kernel before it still run.
+"""Launches that CuPy cannot ask for: programmatic dependent ones, where a kernel's blocks take their places while those of
+the kernel before it still run; and cooperative ones, of which all blocks are resident at once.
 
 A stream otherwise starts a kernel when the one before it is done and has written everything back, about a microsecond during
 which the device does nothing; a decode step is some 400 small kernels. CUDA Programming Guide, "Programmatic Dependent Launch
-and Synchronization"; layouts of the structures as in cuda.h. CuPy's launches cannot ask for it.
+and Synchronization"; layouts of the structures as in cuda.h.
 """
 
 import ctypes
@@ -14,7 +15,7 @@ import numpy as np
 from deepinfer_lab.errors import KernelError
 
 MIN_CAPABILITY = (9, 0)
-PROGRAMMATIC_STREAM_SERIALIZATION = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+COOPERATIVE, PROGRAMMATIC_STREAM_SERIALIZATION = 2, 6  # CU_LAUNCH_ATTRIBUTE_...
 
 
 class _Attribute(ctypes.Structure):
@@ -54,21 +55,29 @@ def available(capability: tuple[int, int]) -> bool:
 
 
 def launch(
-    function: int, grid: tuple[int, ...], threads: int, shared: int, stream: int, arguments: Sequence[np.number]
+    function: int,
+    grid: tuple[int, ...],
+    threads: int,
+    shared: int,
+    stream: int,
+    arguments: Sequence[np.number],
+    *,
+    attribute: int = PROGRAMMATIC_STREAM_SERIALIZATION,
 ) -> None:
     """Enqueue a kernel that awaits those before it by itself (`await_previous` in cuda/dependent.cuh).
 
     Args:
         function, stream: CUfunction and CUstream, of the current context. shared: bytes of shared memory beyond what the
             kernel declares.
+        attribute: `COOPERATIVE` starts it as usual, when those before it are done, but fails if not all of its blocks fit.
 
     Raises:
         KernelError: the driver refuses, with its number.
     """
     held = [np.array(argument) for argument in arguments]
     pointers = (ctypes.c_void_p * len(held))(*[each.ctypes.data for each in held])
-    attribute = _Attribute(PROGRAMMATIC_STREAM_SERIALIZATION, 0, 1)
-    config = _Config((*grid, 1, 1)[:3], (threads, 1, 1), shared, stream, ctypes.pointer(attribute), 1)
+    chosen = _Attribute(attribute, 0, 1)
+    config = _Config((*grid, 1, 1)[:3], (threads, 1, 1), shared, stream, ctypes.pointer(chosen), 1)
     status = _driver().cuLaunchKernelEx(ctypes.byref(config), ctypes.c_void_p(function), pointers, None)
     if status:
         raise KernelError(f"cuLaunchKernelEx: CUDA error {status}")

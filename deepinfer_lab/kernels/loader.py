@@ -119,15 +119,20 @@ def _enqueue(
     *,
     shared: int = 0,
     dependent: bool = False,
+    together: bool = False,
 ) -> None:
-    """`dependent`: the kernel awaits those before it by itself. Only captured steps make use of it."""
+    """`dependent`: the kernel awaits those before it by itself. Only captured steps make use of it. `together`: its blocks
+    wait for one another."""
     device = tensors[0].device
     pointers = [0 if tensor is None else tensor.data_ptr() for tensor in tensors]
     scalars = [number if isinstance(number, np.number) else np.int32(number) for number in numbers]
     arguments = (*map(np.uint64, pointers), *scalars)
     with torch.cuda.device(device):
         stream = torch.cuda.current_stream(device).cuda_stream
-        if dependent and torch.cuda.is_current_stream_capturing() and _can_depend(device.index):
+        if together:
+            attribute = dependent_launch.COOPERATIVE
+            dependent_launch.launch(function.ptr, grid, threads, shared, stream, arguments, attribute=attribute)
+        elif dependent and torch.cuda.is_current_stream_capturing() and _can_depend(device.index):
             dependent_launch.launch(function.ptr, grid, threads, shared, stream, arguments)
         else:
             function(grid, (threads,), arguments, shared_mem=shared, stream=_cupy_stream(stream))
@@ -165,7 +170,8 @@ def launch_op(
     The first tensor says on which device. shared: bytes of shared memory beyond what the kernel declares.
     """
     function = loader(tensors[0].device.index).function(op.name)
-    _enqueue(function, grid, op.threads, tensors, numbers, shared=shared, dependent=op.dependent)
+    flags = {"dependent": op.dependent, "together": op.together}
+    _enqueue(function, grid, op.threads, tensors, numbers, shared=shared, **flags)
 
 
 def launch_split_k(kernel: Kernel, operands: Operands) -> torch.Tensor:

@@ -12,6 +12,7 @@ from deepinfer_lab.kernels.wgmma_cuts import WGMMA_CUTS
 
 HEAD_DIMS = (64, 80, 96, 128)  # that paged attention is compiled for
 MMA_ROWS = (8, 16, 32)  # activation rows of a block on tensor cores
+CHAIN_ROWS = (1, 2)  # of a decode step in one launch
 MIN_CAPABILITY = (8, 0)  # of a device for these kernels: cuda/mma.cuh
 
 
@@ -25,6 +26,7 @@ class Op:
         shared: a launch gives it more shared memory than it declares.
         dependent: it awaits the kernels before it by itself, so that it may be launched while they run.
         only: as `catalogue.Kernel`'s.
+        together: its blocks wait for one another, so all must be resident at once.
     """
 
     name: str
@@ -33,6 +35,7 @@ class Op:
     shared: bool = False
     dependent: bool = False
     only: str | None = None
+    together: bool = False
 
     @property
     def source(self) -> Path:
@@ -119,6 +122,18 @@ OPS = MappingProxyType(
             Op("embed", 256, "embedding rows of tokens, also of those that only the device knows", dependent=True),
             Op("fetch", 256, "numbers out of pinned host memory"),
             Op("likeliest", 256, "of each row of logits the largest, and its token", dependent=True),
+            *(
+                Op(
+                    f"decode_chain_w4_w{bits}_{rows}",
+                    544,
+                    f"a decode step of {rows}, {bits} bits in the MLP, for sm_90 alone",
+                    shared=True,
+                    only="sm_90",
+                    together=True,
+                )
+                for bits in (4, 3)
+                for rows in CHAIN_ROWS
+            ),
         )
     }
 )

@@ -58,7 +58,8 @@ def linear_bytes(n: int, k: int, bits: int | None, group: int) -> tuple[int, int
 
 def workspace_bytes(config: ModelConfig, chunk: int, sequences: int) -> int:
     """About what a forward pass of `chunk` tokens holds at its widest: in the MLP, of each token gate and up, their product,
-    and six vectors of the hidden size; and the logits of `sequences` rows as float16 and float32."""
+    and six vectors of the hidden size; and the logits of `sequences` rows as float16 and float32. What the blocks of chained
+    decode steps leave for one another (`kernels.decode_chain`) is below 1 MiB, and not in it."""
     widest = 3 * config.intermediate_size + 6 * config.hidden_size
     return chunk * widest * DENSE_BYTES + sequences * config.vocab_size * (DENSE_BYTES + 4)
 

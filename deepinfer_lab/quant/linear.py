@@ -9,7 +9,7 @@ from deepinfer_lab.kernels import LAUNCHERS, TILED_LAUNCHERS, dispatch, mma_smal
 from deepinfer_lab.kernels.dequantise_tiles import dequantise_tiles_cublas
 from deepinfer_lab.kernels.mma_small import MMA_ROWS, Norm
 from deepinfer_lab.quant.layout import PackedWeight
-from deepinfer_lab.quant.tiles import from_tiles, to_tiles
+from deepinfer_lab.quant.tiles import TiledWeight, from_tiles, to_tiles
 
 NORM_PAYS = 2  # rows up to which a product that makes its norm itself was faster on an H200 than a launch for each
 DEQUANT_ROWS = 4096  # rows of a weight that `dequant_cublas` holds densely at a time
@@ -58,6 +58,7 @@ class DenseLinear:
 
     fused_rows: frozenset[int] = frozenset()
     norm_rows: frozenset[int] = frozenset()
+    tiled: TiledWeight | None = None
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None, fixed_rows: int | None = None) -> None:
         self.n, self.k = weight.shape
@@ -126,6 +127,11 @@ class QuantLinear:
         self.nbytes = sum(held.nbytes for held in (self._stored, self._tiled) if held is not None)
         self._dense = DenseLinear(weight.dequantise(torch.float32), bias) if on_cpu else None
         self.read_bytes = weight.nbytes if self._dense is None else self._dense.read_bytes
+
+    @property
+    def tiled(self) -> TiledWeight | None:
+        """The weight in tiles, where it is held so."""
+        return self._tiled
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x: [M, K] -> [M, N]."""

@@ -57,13 +57,13 @@ def test_closed_is_the_default_and_sweeps(tmp_path):
 def test_every_setting_that_decides_a_result_is_in_its_row(tmp_path):
     given = {
         "policy": "priority", "itl_target_ms": 7.5, "chunk_tokens": 32, "max_in_flight": 2, "cuda_graphs": False,
-        "kv_dtype": "int8",
+        "decode_chain": False, "kv_dtype": "int8",
     }  # fmt: skip
     assert given.keys() == set(options.ENGINE_SETTINGS)
-    arguments = ["--no-cuda-graphs"]
+    arguments = []
     for name, value in given.items():
-        if name != "cuda_graphs":
-            arguments += [f"--{name.replace('_', '-')}", str(value)]
+        option = name.replace("_", "-")
+        arguments += [f"--no-{option}"] if value is False else [f"--{option}", str(value)]
     result, (row,) = written(tmp_path, *SHORT, "--concurrency", "1", *arguments)
     assert row.items() >= {**given, "prompt_tokens": 8, "output_tokens": 3, "device": "cpu"}.items()
     assert "nothing overlaps without a GPU" in result.output

@@ -18,7 +18,7 @@ from deepinfer_lab.kernels.catalogue import KERNELS, SOURCES
 from deepinfer_lab.kernels.ops_catalogue import OPS, Op
 from deepinfer_lab.quant.layout import PackedWeight, pack
 
-HOST, HOST_OPS = (Path(__file__).parent / name for name in ("host", "host_ops"))
+HOST, HOST_OPS, HOST_CHAIN = (Path(__file__).parent / name for name in ("host", "host_ops", "host_chain"))
 # The order of the table in host/run_kernels.cpp.
 NUMBERS = {
     name: number
@@ -131,6 +131,37 @@ class HostOps:
         return flat.view(torch.uint8).numpy() if flat.dtype != torch.uint8 else flat.numpy()
 
 
+@dataclass(frozen=True)
+class HostChain:
+    """A running host_chain/run_chain.cpp. Stands in for `loader.launch_op` where a launch's blocks wait for one another."""
+
+    process: subprocess.Popen
+    seed: int = 0  # of the order in which blocks get their turns, 0 for the usual one
+
+    def launch(self, op: Op, grid: tuple[int], tensors: tuple, *numbers: float, shared: int, reached: list) -> None:
+        """As `HostOps.launch`. The second tensor holds addresses, of the tensors `reached` or 0."""
+        places = {tensor.data_ptr(): at for at, tensor in enumerate(reached, 1)}
+        table = torch.tensor([places.get(address, 0) for address in tensors[1].flatten().tolist()])
+        every = [tensors[0], table, *tensors[2:], *reached]
+        spans = [None if t is None else HostOps._storage(t) for t in every]
+        kernel = [name for name in OPS if OPS[name].together].index(op.name)
+        request = [
+            struct.pack("8i", kernel, *grid, op.threads, len(tensors), len(every), len(numbers), shared, self.seed)
+        ]
+        for span in spans:
+            request += [struct.pack("q", -1)] if span is None else [struct.pack("q", span.nbytes), span.tobytes()]
+        request.append(struct.pack(f"{len(numbers)}d", *map(float, numbers)))
+        try:
+            self.process.stdin.write(b"".join(request))
+            self.process.stdin.flush()
+            for at, span in enumerate(spans):
+                if at != 1 and span is not None:
+                    span[:] = np.frombuffer(self.process.stdout.read(span.nbytes), np.uint8)
+        except (BrokenPipeError, ValueError):
+            self.process.wait()
+            pytest.fail(f"the kernel stopped:\n{self.process.stderr.read().decode()[:4000]}")
+
+
 ADDRESS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 RACES = ("-fsanitize=thread", "-DHOST_THREADS")
 
@@ -179,6 +210,13 @@ def host_ops(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HostOps]:
     """As `host`, for the kernels of `ops_catalogue`."""
     with _running(tmp_path_factory.mktemp("ops"), "run_ops", [HOST, HOST_OPS], ADDRESS) as process:
         yield HostOps(process)
+
+
+@pytest.fixture(scope="session")
+def host_chain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HostChain]:
+    """As `host_ops`, for kernels whose blocks wait for one another."""
+    with _running(tmp_path_factory.mktemp("chain"), "run_chain", [HOST, HOST_OPS, HOST_CHAIN], ADDRESS) as process:
+        yield HostChain(process)
 
 
 @pytest.fixture(scope="session")

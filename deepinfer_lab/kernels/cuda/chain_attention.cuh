@@ -1,0 +1,195 @@
+// Attention of a few new tokens over the paged cache (fp16, heads of 128), as a part of decode_chain.cuh: the query heads of
+// one KV head and one split of the positions to a block. A round is 8 positions to a warp:
+//
+//     S^T[8 positions, 8 heads] = K Q^T: the other 8 rows of a product are nobody's; exp2(S - the warp's top) is left
+//     O^T[16 of D, 8 heads] += V^T P^T: of every other 16 positions of the round, for what the warp has of D
+//
+// so that K and V take 16 registers each and a warp's part of O four, and two warps' meet in the end. K and V of the token
+// itself are not in the cache yet: each block makes them, and puts them in the place of what it read there. So what it reads
+// has nothing to do with the kernel's other work and is under way before that is done.
+#pragma once
+#include "chain_positions.cuh"
+
+constexpr float LOWEST = -1e30f;  // below every score, and differences of two are never NaN
+
+__device__ __forceinline__ float max_over_g(float x) {
+#pragma unroll
+    for (int distance = 4; distance < 32; distance *= 2) x = fmaxf(x, __shfl_xor_sync(0xFFFFFFFFu, x, distance));
+    return x;
+}
+__device__ __forceinline__ float sum_over_g(float x) {
+#pragma unroll
+    for (int distance = 4; distance < 32; distance *= 2) x += __shfl_xor_sync(0xFFFFFFFFu, x, distance);
+    return x;
+}
+
+// A lane's two heads, 2t and 2t + 1, of a value that lane 4g + t has for head g.
+__device__ __forceinline__ void of_two_heads(float value, int t, float (&two)[2]) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) two[i] = __shfl_sync(0xFFFFFFFFu, value, 4 * (2 * t + i));
+}
+
+// The token's own rows: its query heads and K, rotated, and V. Where the item has the last position, K and V to the cache.
+template <int ROWS>
+__device__ __forceinline__ void make_rows(const Space<ROWS>& space, const ChainLayer& layer) {
+    const Item& its = space.item;
+    const Chain& of = space.of;
+    const int ratio = space.ratio;
+    // A thread takes four dimensions of a row and those that rotate with them.
+    const int head = this_thread() / 16, dim = this_thread() % 16 * 4;
+    if (head >= HEADS + 2) return;
+    const uint2 cosines = *reinterpret_cast<const uint2*>(space.angles() + dim);
+    const uint2 sines = *reinterpret_cast<const uint2*>(space.angles() + HEAD_DIM / 2 + dim);
+    const int from = head < ratio ? its.kv_head * ratio + head : of.heads + (head - ratio) * of.kv_heads + its.kv_head;
+    const int output = from * HEAD_DIM + dim;
+    const bool is_one = head < ratio + 2;  // the others are heads that there are not
+    uint2 bias[2] = {};
+    if (layer.qkv_bias && is_one) {
+        bias[0] = *reinterpret_cast<const uint2*>(layer.qkv_bias + output);
+        bias[1] = *reinterpret_cast<const uint2*>(layer.qkv_bias + output + HEAD_DIM / 2);
+    }
+    uint4 part[2][MOST_PARTS];
+    const ChainShare& share = space.shares[QKV];
+    const unsigned* const part_of[MOST_PARTS] = {outputs_from<ROWS>(share, its.row, output),
+                                                 outputs_from<ROWS>(share, its.row, output) + share.words};
+    const int parts = is_one ? share.parts : 0;
+    await_words(
+        reinterpret_cast<uint4(&)[2 * MOST_PARTS]>(part), [&](int i) { return i % MOST_PARTS < parts; },
+        [&](int i) {
+            const unsigned* const half = part_of[i % MOST_PARTS] + i / MOST_PARTS * (HEAD_DIM / 2) * ROWS;
+            return reinterpret_cast<const uint4*>(half);
+        });
+    uint2 first = add_four(part[0], bias[0]), second = add_four(part[1], bias[1]);
+    if (head <= ratio) {
+        float a[4], b[4], c[4], d[4], cosine[4], sine[4];
+        float_four(first, a), float_four(second, b), float_four(cosines, cosine), float_four(sines, sine);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) c[i] = a[i] * cosine[i] - b[i] * sine[i], d[i] = b[i] * cosine[i] + a[i] * sine[i];
+        first = half_four(c), second = half_four(d);
+    }
+    half_t* const to = space.attention().rows[head < ratio ? head : is_one ? HEADS + head - ratio : head - 2] + dim;
+    *reinterpret_cast<uint2*>(to) = first, *reinterpret_cast<uint2*>(to + HEAD_DIM / 2) = second;
+    if (head >= ratio && is_one && its.end > its.last) {
+        half_t* const cached = (head == ratio ? layer.k : layer.v) + space.positions()[its.last - its.begin] + dim;
+        *reinterpret_cast<uint2*>(cached) = first, *reinterpret_cast<uint2*>(cached + HEAD_DIM / 2) = second;
+    }
+}
+
+// A block's part of it.
+template <int ROWS>
+__device__ __forceinline__ void attend(int phase) {
+    using S = Spread<HEAD_DIM, 2>;
+    const Space<ROWS>& space = space_of<ROWS>();
+    const Item& its = space.item;
+    if (its.end == 0) return;
+    const ChainLayer& layer = space.layer(phase / PHASES);
+    RoundTile tile;
+    tile.load(space, layer, its.begin);
+    make_rows(space, layer);
+    stamp<ROWS>(phase, AFTER_WAIT);
+    sync_chain();
+    stamp<ROWS>(phase, AFTER_ROWS);
+    AttentionSpace& shared = space.attention();
+    const unsigned thread = this_thread();
+    const int warp = thread / 32, lane = thread % 32, g = lane / 4, t = lane % 4;
+    const int end = its.end, last = its.last;
+    int round = its.begin;
+    Keys& keys = tile.keys;
+    Stripe& stripe = tile.stripe;
+
+    float highest = LOWEST, total = 0.0f, o[2][4] = {};  // of head g; and two chains
+#pragma unroll 1
+    for (;;) {
+        const int position = round + warp * EACH_WARP + g;  // of K
+        const bool renew = end > last && round + ROUND > last;
+        if (position - g < end) {
+            if (renew && position >= last) keys.load(shared.rows[HEADS], t);
+            float s[2][4] = {};
+#pragma unroll
+            for (int step = 0; step < S::STEPS; ++step) {
+                unsigned a[4];
+                keys.fragment(step, a);
+                const uint2 four = *reinterpret_cast<const uint2*>(&shared.rows[g][S::k_dim(step, t)]);
+                mma(s[step % 2], a, four.x, four.y);
+            }
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+                const float score = position < end ? (s[0][i] + s[1][i]) * space.of.scale_log2 : 2 * LOWEST;
+                const float top = max_over_g(score), weight = exp2_approx(score - top), sum = sum_over_g(weight);
+                shared.weights[warp][2 * t + i][g] = to_half(weight);
+                if (g == 0) shared.top[warp][2 * t + i] = top, shared.sum[warp][2 * t + i] = sum;
+            }
+        } else {  // counts for nothing
+            *reinterpret_cast<uint2*>(&shared.weights[warp][g][2 * t / 4 * 4]) = {};
+            shared.top[warp][g] = LOWEST, shared.sum[warp][g] = 0.0f;
+        }
+        if (renew) stripe.renew(shared.rows[HEADS + 1], round, last);
+        sync_chain();
+        float higher = highest, added = 0.0f, factor[2], tops[4], sums[4];  // of a quarter of the warps
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            tops[i] = shared.top[4 * i + t][g], sums[i] = shared.sum[4 * i + t][g];
+            higher = fmaxf(higher, tops[i]);
+        }
+        higher = fmaxf(higher, __shfl_xor_sync(0xFFFFFFFFu, higher, 1));
+        higher = fmaxf(higher, __shfl_xor_sync(0xFFFFFFFFu, higher, 2));
+#pragma unroll
+        for (int i = 0; i < 4; ++i) added += exp2_approx(tops[i] - higher) * sums[i];
+        added += __shfl_xor_sync(0xFFFFFFFFu, added, 1);
+        added += __shfl_xor_sync(0xFFFFFFFFu, added, 2);
+        const float correction = exp2_approx(highest - higher);
+        total = total * correction + added, highest = higher;
+        of_two_heads(correction, t, factor);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) o[0][i] *= factor[i % 2], o[1][i] *= factor[i % 2];
+#pragma unroll
+        for (int i = 0; i < V_TILES; ++i) {
+            if (round + stripe.from(i) >= end) continue;
+            const int whose = (stripe.from(i) + stripe.first()) / EACH_WARP;
+            const float its_weight = exp2_approx(shared.top[whose][g] - highest);
+            const uint2 four = *reinterpret_cast<const uint2*>(&shared.weights[whose][g][t % 2 * 4]);
+            const unsigned both = half_pair(its_weight, its_weight);
+            unsigned a[4];
+            stripe.fragment(i, a);
+            mma(o[i % 2], a, mul_pair(four.x, both), mul_pair(four.y, both));
+        }
+        round += ROUND;
+        if (round >= end) break;
+        tile.load(space, layer, round);
+        sync_chain();  // all have read what the warps have left
+    }
+
+    float part[2];
+    of_two_heads(__fdividef(1.0f, total), t, part);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) o[0][i] = (o[0][i] + o[1][i]) * part[i % 2];
+    if (warp >= STRIPES) shared.out[warp - STRIPES][lane] = {o[0][0], o[0][1], o[0][2], o[0][3]};
+    sync_chain();
+    stamp<ROWS>(phase, AFTER_PRODUCTS);
+    if (warp < STRIPES) {
+        const float4 more = shared.out[warp][lane];
+        const int ratio = space.ratio, first_head = its.kv_head * ratio;
+        unsigned* const to = space.of.split(its.row, its.split);
+        unsigned* const words = to + (first_head * HEAD_DIM + stripe.dim()) / 2 + t * HEAD_DIM;  // of two heads
+        if (2 * t < ratio) put(words, half_pair(o[0][0] + more.x, o[0][2] + more.z));
+        if (2 * t + 1 < ratio) put(words + HEAD_DIM / 2, half_pair(o[0][1] + more.y, o[0][3] + more.w));
+        if (warp == 0 && g < ratio) {
+            put(to + space.of.stats() + (first_head + g) * 4 + t, t == 0 ? highest : t == 1 ? total : 0.0f);
+        }
+    }
+    sync_chain();  // the space is free again
+    stamp<ROWS>(phase, AFTER_LEAVING);
+}
+
+// Takes back what `attend` has left.
+template <int ROWS>
+__device__ __forceinline__ void empty_attended(const Space<ROWS>& space) {
+    const Item& its = space.item;
+    if (its.end == 0) return;
+    unsigned* const to = space.of.split(its.row, its.split);
+    const int first = its.kv_head * space.ratio, words = space.ratio * (HEAD_DIM / 2);
+#pragma unroll 1
+    for (int i = this_thread(); i < words + space.ratio * 4; i += CHAIN_THREADS) {
+        empty(to + (i < words ? first * (HEAD_DIM / 2) : space.of.stats() + first * 4 - words) + i);
+    }
+}

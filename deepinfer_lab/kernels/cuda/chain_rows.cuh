@@ -1,0 +1,151 @@
+// What the products of decode_chain.cuh begin with: activations from what the phase before has left, in shared memory. A lane
+// takes four at a time, a warp a unit. All words of a thread are under way at once.
+#pragma once
+#include "chain_attention.cuh"
+#include "chain_digits.cuh"
+
+// x += the sum of its parts, rounded; and its RMSNorm. A thread has the same values of x every time, which nobody else reads.
+// product: whose parts; PRODUCTS adds nothing. keep(row, at, four): takes the norm's four values from `at` on.
+template <int ROWS, class Keep>
+__device__ __forceinline__ void add_norm(int phase, int product, const Keep& keep) {
+    constexpr int AT_ONCE = 2, STEP = CHAIN_THREADS * 4;  // four values each
+    Space<ROWS>& space = space_of<ROWS>();
+    const unsigned thread = this_thread();
+    const int hidden = space.of.hidden;
+    float sum[ROWS] = {};
+#pragma unroll 1
+    for (int first = thread * 4; first < hidden; first += AT_ONCE * STEP) {
+        uint4 part[AT_ONCE * ROWS][MOST_PARTS] = {};
+        if (product < PRODUCTS) {
+            const ChainShare& share = space.shares[product];
+            const unsigned* const part_of[MOST_PARTS] = {outputs_from<ROWS>(share, 0, first),
+                                                         outputs_from<ROWS>(share, 0, first) + share.words};
+            const int parts = share.parts;
+            await_words(
+                reinterpret_cast<uint4(&)[AT_ONCE * ROWS * MOST_PARTS]>(part),
+                [&](int i) { return first + i / (ROWS * MOST_PARTS) * STEP < hidden && i % MOST_PARTS < parts; },
+                [&](int i) {
+                    const int further = i / (ROWS * MOST_PARTS) * STEP * ROWS + i / MOST_PARTS % ROWS * MMA_N;
+                    return reinterpret_cast<const uint4*>(part_of[i % MOST_PARTS] + further);
+                });
+        }
+#pragma unroll
+        for (int i = 0; i < AT_ONCE * ROWS; ++i) {
+            const int at = first + i / ROWS * STEP, row = i % ROWS;
+            if (at >= hidden) continue;
+            uint2* const four = reinterpret_cast<uint2*>(space.x() + row * hidden + at);
+            float a[4], b[4];
+            float_four(*four, a), float_four(add_four(part[i], uint2{0, 0}), b);
+#pragma unroll
+            for (int v = 0; v < 4; ++v) a[v] += b[v];
+            *four = half_four(a);
+            sum[row] = add_squares(add_squares(sum[row], four->x), four->y);
+        }
+    }
+    stamp<ROWS>(phase, AFTER_WAIT);
+#pragma unroll
+    for (int r = 0; r < ROWS; ++r) {
+        float one[1] = {sum[r]};
+        const float all = warp_sums(one);
+        if (thread % 32 == 0) space.squares[r][thread / 32] = all;
+    }
+    wait_copies<0>();  // the weight
+    sync_chain();
+#pragma unroll
+    for (int r = 0; r < ROWS; ++r) {
+        float4 total = {};
+#pragma unroll
+        for (int i = 0; i < CHAIN_WARPS / 4; ++i) add(total, reinterpret_cast<const float4*>(space.squares[r])[i]);
+        const float mean = ((total.x + total.y) + (total.z + total.w)) * __fdividef(1.0f, hidden);
+        const float factor = rsqrtf(mean + space.of.eps);
+#pragma unroll 1
+        for (int i = thread * 4; i < hidden; i += STEP) {
+            const uint2 four = *reinterpret_cast<const uint2*>(space.x() + r * hidden + i);
+            const uint2 its = *reinterpret_cast<const uint2*>(space.weight() + i);
+            const uint2 v = {normed(four.x, its.x, factor), normed(four.y, its.y, factor)};
+            keep(r, i, v);
+        }
+    }
+    sync_chain();
+}
+
+// What the splits of a head have found, of the four dimensions from 4 * `item` on.
+__device__ __forceinline__ uint2 added_splits(const Chain& of, int row, int item, int used) {
+    uint2 v[2][MOST_SPLITS];  // values; and top and sum
+    await_words(
+        reinterpret_cast<uint2(&)[2 * MOST_SPLITS]>(v), [&](int i) { return i % MOST_SPLITS < used; },
+        [&](int i) {
+            const auto* const from = reinterpret_cast<const uint2*>(of.split(row, i % MOST_SPLITS));
+            return from + (i < MOST_SPLITS ? item : of.stats() / 2 + item / (HEAD_DIM / 4) * 2);
+        });
+    float highest = LOWEST, total = 0.0f, sum[4] = {};
+#pragma unroll
+    for (int i = 0; i < MOST_SPLITS; ++i) {
+        if (i < used) highest = fmaxf(highest, __uint_as_float(v[1][i].x));
+    }
+#pragma unroll
+    for (int i = 0; i < MOST_SPLITS; ++i) {
+        if (i >= used) continue;
+        const float weight = exp2_approx(__uint_as_float(v[1][i].x) - highest) * __uint_as_float(v[1][i].y);
+        float a[4];
+        float_four(v[0][i], a);
+#pragma unroll
+        for (int j = 0; j < 4; ++j) sum[j] += weight * a[j];
+        total += weight;
+    }
+    const float part = __fdividef(1.0f, total);
+#pragma unroll
+    for (int j = 0; j < 4; ++j) sum[j] *= part;
+    return half_four(sum);
+}
+
+// Attention's results: as they are, where there is one split.
+template <int ROWS>
+__device__ __forceinline__ void take_attended(int phase) {
+    const Space<ROWS>& space = space_of<ROWS>();
+#pragma unroll 1
+    for (int row = 0; row < ROWS; ++row) {
+        const int used = space.sequences[row].splits;
+#pragma unroll 1
+        for (int item = this_thread(); item < space.of.heads * (HEAD_DIM / 4); item += CHAIN_THREADS) {
+            uint2 v[1];
+            if (used == 1) {
+                const auto* const from = reinterpret_cast<const uint2*>(space.of.split(row, 0)) + item;
+                await_words(v, [](int) { return true; }, [&](int) { return from; });
+            } else {
+                v[0] = added_splits(space.of, row, item, used);
+            }
+            keep_four(space, row, item / 32, v[0]);
+        }
+    }
+    stamp<ROWS>(phase, AFTER_WAIT);
+    sync_chain();
+}
+
+// silu(gate) * up, as they are.
+template <int ROWS>
+__device__ __forceinline__ void take_gated(int phase) {
+    constexpr int AT_ONCE = 6, PART = 3;
+    const Space<ROWS>& space = space_of<ROWS>();
+    const int items = space.of.intermediate / 4;
+    // The last units once more, rather than none: so there is nothing to decide.
+    const auto place = [&](int first, int i) { return min(first + i * CHAIN_THREADS, items - 32 + this_thread() % 32); };
+#pragma unroll 1
+    for (int row = 0; row < ROWS; ++row) {
+        const auto* const from = reinterpret_cast<const uint2*>(space.of.gated + row * (space.of.intermediate / 2));
+#pragma unroll 1
+        for (int first = this_thread(); first < items; first += AT_ONCE * CHAIN_THREADS) {
+            uint2 v[AT_ONCE];
+            await_words(v, [](int) { return true; }, [&](int i) { return from + place(first, i); });
+#pragma unroll
+            for (int begin = 0; begin < AT_ONCE; begin += PART) {
+                uint2 part[PART];
+#pragma unroll
+                for (int i = 0; i < PART; ++i) part[i] = v[begin + i];
+                keep_fours(space, row, [&](int i) { return place(first, begin + i) / 32; }, part);
+            }
+        }
+    }
+    stamp<ROWS>(phase, AFTER_WAIT);
+    sync_chain();
+}

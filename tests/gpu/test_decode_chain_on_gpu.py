@@ -1,0 +1,71 @@
+"""A decode step in one launch, against float32: fresh random decoders, at lengths around each edge of attention's."""
+
+import pytest
+import torch
+from chain_models import BLOCK, SLOTS, make, normed, reference
+
+from deepinfer_lab.kernels.chain_plan import CAPABILITY, ChainShape
+
+pytestmark = pytest.mark.skipif(
+    torch.cuda.is_available() and torch.cuda.get_device_capability() != CAPABILITY,
+    reason="needs compute capability 9.0",
+)
+SHAPE = ChainShape(3, 1024, 1536, 16, 2, 4, 4)
+
+
+def error(found: torch.Tensor, expected: torch.Tensor) -> float:
+    return ((found.double().cpu() - expected.double()).norm() / expected.double().norm()).item()
+
+
+def step(rows: int, hidden: int, lengths: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    each = SLOTS // BLOCK // rows
+    return torch.randn(rows, hidden).half(), torch.randperm(rows * each).view(rows, each), torch.tensor(lengths)
+
+
+@pytest.mark.parametrize("lengths", [(1,), (5,), (128,), (129,), (256,), (257,), (1000,), (5, 257), (500, 1)])
+@pytest.mark.parametrize(
+    ("shape", "blocks"),
+    [
+        (SHAPE, None),  # a block to each tile of o and down
+        (SHAPE, 48),  # parts of tiles
+        (ChainShape(2, 896, 1280, 7, 1, 4, 3), 37),  # 3 bits, a head too few, shares of nothing even
+        (ChainShape(2, 512, 512, 4, 4, 4, 4), 30),  # three splits of each of two rows
+    ],
+)
+def test_matches_float32(shape, blocks, lengths):
+    model = make(shape, bias=blocks is None, seed=torch.initial_seed() % 1000)
+    x, table, lengths = step(len(lengths), shape.hidden, lengths)
+    expected = reference(model, x, table, lengths)
+    new = table[torch.arange(len(lengths)), (lengths - 1) // BLOCK] * BLOCK + (lengths - 1) % BLOCK
+    for layer in model.layers:  # nothing of what is there yet may matter
+        layer.k[new] = layer.v[new] = torch.nan
+    there = model.on("cuda")
+    chain = there.chain(len(lengths), blocks)
+    given = x.cuda(), table.cuda(), lengths.cuda()
+    first = [each.clone() for each in chain(*given)]
+    assert error(first[0], expected[-1].out) < 1e-2
+    assert error(first[1], normed(first[0].float().cpu(), model.norm)) < 5e-4
+    for layer, tensors in zip(expected, there.layers, strict=True):
+        assert error(tensors.k[new], layer.k) < 1e-2
+        assert error(tensors.v[new], layer.v) < 1e-2
+    for _ in range(20):  # what a launch leaves is what the next one needs
+        assert all(map(torch.equal, chain(*given), first))
+
+
+def test_in_a_graph_and_after_a_launch_that_stopped_early():
+    model = make(SHAPE, seed=1).on("cuda")
+    chain = model.chain(1)
+    x, table, lengths = (each.cuda() for each in step(1, SHAPE.hidden, (300,)))
+    expected = [each.clone() for each in chain(x, table, lengths)]
+    for phases in range(1, 11):
+        chain(x, table, lengths, phases=phases)
+        chain.reset()
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        found = chain(x, table, lengths)
+    for _ in range(10):
+        graph.replay()
+    torch.cuda.synchronize()
+    assert all(map(torch.equal, found, expected))

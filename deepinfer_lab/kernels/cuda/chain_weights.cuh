@@ -179,19 +179,19 @@ struct Weights {
 };
 
 // A block's units of a product. Leaves of each tile of the block and each warp the sums of 16 outputs of each row, to be
-// multiplied as `Operand` says (chain_results.cuh does); complete after `sync_chain`.
-template <class Unpack, int ROWS, class R>
-__device__ __forceinline__ void multiply_units(int product) {
+// multiplied as `Operand` says (chain_results.cuh does); complete after `sync_chain`. TILE_EACH: K has as many units as there are
+// warps, so that each of a warp's is another tile's, and about the same activations. This is where most instructions are issued.
+template <class Unpack, int ROWS, class R, bool TILE_EACH>
+__device__ __forceinline__ void multiply_share(const ChainShare& share) {
     Space<ROWS>& space = space_of<ROWS>();
     const unsigned thread = this_thread();
     const int lane = thread % 32, warp = thread / 32, g = lane / 4, t = lane % 4;
-    const int units = space.shares[product].units, count = space.shares[product].count;
+    const int units = share.units, count = share.count;
     float* to = space.sums() + (warp * ROWS + min(t, ROWS - 1)) * MMA_N + g;
     R ring(space.ring_at, space.of.depth, space.places[warp]);
     float sum[2] = {};
-    Operand<Unpack> operand(space, g, t);
-    int left_tiles = space.shares[product].tiles, held = -1;
-    int unit = space.shares[product].first + warp;  // of K, from the tile's first on
+    int left_tiles = share.tiles;
+    int unit = share.first + warp;  // of K, from the tile's first on
     const auto leave = [&] {
         if (t < ROWS) to[0] = sum[0], to[MMA_N / 2] = sum[1];
         sum[0] = sum[1] = 0.0f;
@@ -202,19 +202,25 @@ __device__ __forceinline__ void multiply_units(int product) {
     if (left > 0) {
         Weights<Unpack> weights;
         weights.take(ring, warp, lane);
+        Operand<Unpack> operand(space, g, t);
+#pragma unroll 1
+        for (; unit >= units; unit -= units) leave();
+        if (TILE_EACH) operand.load(unit);
 #pragma unroll 1
         for (;;) {
-#pragma unroll 1
-            for (; unit >= units; unit -= units) leave();
-            if (unit != held) operand.load(unit);  // where K has as many units as there are warps, it is the same always
-            held = unit;
+            if (!TILE_EACH) operand.load(unit);
             const auto found = operand.multiply(weights.word);
             const float low = to_float(static_cast<half_t>(weights.scale));
             const float high = to_float(static_cast<half_t>(weights.scale >> 16));
-            unit += CHAIN_WARPS, --left;
-            if (left > 0) weights.take(ring, warp, lane);  // while products are under way
+            if (--left > 0) weights.take(ring, warp, lane);  // while products are under way
             sum[0] = fmaf(low, operand.low(found), sum[0]), sum[1] = fmaf(high, operand.high(found), sum[1]);
             if (left == 0) break;
+            if (TILE_EACH) {
+                leave();
+            } else {
+#pragma unroll 1
+                for (unit += CHAIN_WARPS; unit >= units; unit -= units) leave();
+            }
         }
     }
     if (idle) {
@@ -224,4 +230,10 @@ __device__ __forceinline__ void multiply_units(int product) {
 #pragma unroll 1
     while (left_tiles > 0) leave();
     if (lane == 0) space.places[warp] = ring.place();
+}
+template <class Unpack, int ROWS, class R>
+__device__ __forceinline__ void multiply_units(int product) {
+    const ChainShare& share = space_of<ROWS>().shares[settled(product)];
+    if (share.units == CHAIN_WARPS) multiply_share<Unpack, ROWS, R, true>(share);
+    else multiply_share<Unpack, ROWS, R, false>(share);
 }

@@ -42,6 +42,7 @@ __device__ __forceinline__ void take_back(const Space<ROWS>& space, int phase) {
 template <class Attention, class Mlp, int ROWS>
 __device__ __forceinline__ void decode_chain(const Chain& of) {
     using R = Ring<Attention, Mlp>;
+    constexpr bool SAME = unit_bytes<Attention>() == unit_bytes<Mlp>();
     Space<ROWS>& space = space_of<ROWS>();
     if (threadIdx.x % 32 == 0 && threadIdx.x < 32 * PRODUCTS) space.deal(of, threadIdx.x / 32);
     if (threadIdx.x == 32 * PRODUCTS) {
@@ -73,7 +74,7 @@ __device__ __forceinline__ void decode_chain(const Chain& of) {
             continue;
         }
         if (kind == OF_DOWN && phase + 1 < space.of.phases) prefetch_layer(space, space.layer(phase / PHASES + 1));
-        const bool in_attention = kind <= OF_O;
+        const bool in_attention = SAME || kind <= OF_O;
         if (kind == OF_O) take_attended<ROWS>(phase);
         else if (kind == OF_DOWN) take_gated<ROWS>(phase);
         else add_norm<ROWS>(phase, phase == 0 ? PRODUCTS : kind == OF_QKV ? DOWN : O, keep);

@@ -8,7 +8,7 @@ import functools
 from dataclasses import dataclass
 
 from deepinfer_lab.errors import KernelError
-from deepinfer_lab.kernels.ops_catalogue import CHAIN_ROWS, OPS
+from deepinfer_lab.kernels.ops_catalogue import CHAIN_BITS, CHAIN_ROWS
 from deepinfer_lab.kernels.tiles_check import UNIT_K, UNIT_N, unit_bytes
 
 NAME = "decode_chain"
@@ -75,8 +75,9 @@ def obstacle(shape: ChainShape, rows: int, blocks: int, shared: int) -> str | No
     Args:
         blocks: multiprocessors. shared: bytes of shared memory that a block may have.
     """
-    if f"{NAME}_w{shape.attention_bits}_w{shape.mlp_bits}_{CHAIN_ROWS[0]}" not in OPS:
-        return f"{shape.attention_bits} bits in attention and {shape.mlp_bits} in the MLP, must be 4, and 4 or 3"
+    if (shape.attention_bits, shape.mlp_bits) not in CHAIN_BITS:
+        allowed = ", ".join(f"{attention} and {mlp}" for attention, mlp in CHAIN_BITS)
+        return f"{shape.attention_bits} bits in attention and {shape.mlp_bits} in the MLP, must be one of {allowed}"
     if rows not in CHAIN_ROWS:
         return f"{rows} rows, must be one of {', '.join(map(str, CHAIN_ROWS))}"
     if shape.heads % shape.kv_heads or shape.heads // shape.kv_heads > MOST_RATIO:

@@ -53,7 +53,7 @@ class Uneven(SyntheticSource):
         return tensor + 0.5 * torch.rand(tensor.shape) if tensor.dim() == 1 else tensor
 
 
-@pytest.fixture(scope="module", params=["w4", "mixed", "w4-all"])  # the last one's head is packed
+@pytest.fixture(scope="module", params=["w4", "w3", "mixed", "w4-all"])  # the last one's head is packed
 def model(request) -> Decoder:
     device = torch.device("cuda", torch.cuda.current_device())
     return build_decoder(

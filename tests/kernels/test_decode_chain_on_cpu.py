@@ -59,7 +59,7 @@ CASES = {
     "two rows, a split for each": (SHAPE, 4, (5, 256), 0),
     "three bits in the MLP, eight query heads a KV head": (ChainShape(1, 384, 256, 8, 1, 4, 3), 4, (130, 1), 2),
     "a block for each tile of o and down": (ChainShape(3, 128, 128, 1, 1, 4, 3), 23, (9,), 3),
-    "all splits": (ChainShape(1, 128, 256, 7, 1, 4, 4), 8, (1000,), 4),
+    "all splits, three bits": (ChainShape(1, 128, 256, 7, 1, 3, 3), 8, (1000,), 4),
 }
 
 

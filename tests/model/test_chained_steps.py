@@ -105,7 +105,7 @@ def test_devices(monkeypatch):
     monkeypatch.setattr(decode_chain.dependent_launch, "_driver", lambda: object())
     assert reason(CUDA, SHAPE, 1) is reason(CUDA, SHAPE, 2) is None
     assert "3 rows" in reason(CUDA, SHAPE, 3)
-    assert "3 bits in attention" in reason(CUDA, replace(SHAPE, attention_bits=3), 1)
+    assert "3 bits in attention and 4 in the MLP" in reason(CUDA, replace(SHAPE, attention_bits=3, mlp_bits=4), 1)
     monkeypatch.setattr(decode_chain.dependent_launch, "_driver", lambda: None)
     assert "CUDA 11.8" in reason(CUDA, SHAPE, 1)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 6))

@@ -7,6 +7,8 @@
 #include "decode_chain_w4_w4_2.cu"
 #include "decode_chain_w4_w3_1.cu"
 #include "decode_chain_w4_w3_2.cu"
+#include "decode_chain_w3_w3_1.cu"
+#include "decode_chain_w3_w3_2.cu"
 #include "host_grid.h"
 
 struct Buffer {
@@ -22,7 +24,7 @@ void read(void* to, size_t bytes) {
 
 int main() {
     const decltype(&decode_chain_w4_w4_1) kernels[] = {decode_chain_w4_w4_1, decode_chain_w4_w4_2, decode_chain_w4_w3_1,
-                                                       decode_chain_w4_w3_2};
+                                                       decode_chain_w4_w3_2, decode_chain_w3_w3_1, decode_chain_w3_w3_2};
     int h[8];
     while (std::fread(h, sizeof h, 1, stdin) == 1) {
         std::vector<Buffer> b(h[4]);

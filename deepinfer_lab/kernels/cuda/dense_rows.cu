@@ -5,8 +5,8 @@
 // steps ahead and on into the warp's next pair, and reads only what it has copied itself: nobody waits for another warp.
 //
 // Sums are mma.m16n8k16's (mma.cuh), in which no value need be converted. With g = lane / 4, the lanes of group g hold k 32g to
-// 32g + 31 of a step, of weights and of activations alike: of A, they are row g of the pair's first row and g + 8 of its second,
-// of B column g. D[g, g] and D[g + 8, g] are then the group's sums, and what else is in D belongs to nobody. The order of a sum
+// 32g + 31 of a step, of weights and of activations alike: of A, they are row g for the pair's first row and g + 8 for its
+// second, of B column g. D[g, g] and D[g + 8, g] are then the group's sums; the rest of D belongs to nobody. The order of a sum
 // depends on k alone: a row's result is the same bits however many rows there are.
 //
 // Grid: as many blocks as are resident. Shared memory: the warps' rings, then the activations, whole steps of each row; those

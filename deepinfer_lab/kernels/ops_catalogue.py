@@ -123,6 +123,7 @@ OPS = MappingProxyType(
             Op("embed", 256, "embedding rows of tokens, also of those that only the device knows", dependent=True),
             Op("fetch", 256, "numbers out of pinned host memory"),
             Op("likeliest", 256, "of each row of logits the largest, and its token", dependent=True),
+            Op("dense_rows", 256, "up to four rows times dense fp16 weights", shared=True, dependent=True),
             *(
                 Op(
                     f"decode_chain_w{attention}_w{mlp}_{rows}",

@@ -6,6 +6,7 @@ import torch
 from torch.nn import functional
 
 from deepinfer_lab.kernels import LAUNCHERS, TILED_LAUNCHERS, dispatch, mma_small
+from deepinfer_lab.kernels.dense_rows import dense_rows, most_rows
 from deepinfer_lab.kernels.dequantise_tiles import dequantise_tiles_cublas
 from deepinfer_lab.kernels.mma_small import MMA_ROWS, Norm
 from deepinfer_lab.quant.layout import PackedWeight
@@ -48,12 +49,15 @@ def norm_rows(weight: PackedWeight, table: Sequence[dispatch.Row], device: torch
 class DenseLinear:
     """A linear layer with a dense weight [N, K] and an optional bias [N].
 
+    On a GPU, up to `few` rows of float16 go to `kernels.dense_rows`, and whatever else to torch.
+
     `nbytes` is what the weight takes as stored, `read_bytes` what one product must read of it.
 
     Args:
         fixed_rows: multiply exactly so many rows at a time, the last of them padded with zeros. cuBLAS chooses its kernel, and
             with it the order of a sum, by shape; where it sees one shape only, a row's result depends neither on how many
-            there are nor on its place among them. NVIDIA does not promise this: `tests/gpu/` checks it. None: all at once.
+            there are nor on its place among them. NVIDIA does not promise this: `tests/gpu/` checks it. `few` is 0 then: that
+            kernel's sums have another order than cuBLAS's. None: all at once.
     """
 
     fused_rows: frozenset[int] = frozenset()
@@ -64,6 +68,7 @@ class DenseLinear:
         self.n, self.k = weight.shape
         self.bias = bias
         self._fixed_rows = fixed_rows
+        self.few = most_rows(weight) if fixed_rows is None else 0
         self.nbytes = self.read_bytes = weight.nbytes
         packed = _prepacked(weight)
         self._is_prepacked = packed is not None
@@ -83,6 +88,8 @@ class DenseLinear:
     def _product(self, x: torch.Tensor) -> torch.Tensor:
         if self._is_prepacked:
             return torch.ops.mkldnn._linear_pointwise(x, self._weight, self.bias, "none", [], "")
+        if 0 < x.shape[0] <= self.few and x.dtype == torch.float16:
+            return dense_rows(x, self._weight, self.bias)
         return functional.linear(x, self._weight, self.bias)
 
 

@@ -27,7 +27,7 @@ TESTS = (  # all kernels and their edges, in two minutes; larger shapes take far
     "or no_positions or (other_block_sizes and (12 or 80)) "
     "or (rotating and 12-80) or (rope_write and 9-3-64) or (rms_norm and 576-7) or (silu_mul and 1536) "
     "or (merge_attention and 37-9) or spin_counts or (weights_in_tiles and 32) or (every_distance and 4104) "
-    "or (only_the_device_knows and 2056)"
+    "or (only_the_device_knows and 2056) or (outputs_of_few_rows and (1544 or 1280))"
 )
 PARTS = ("wgmma or mma_block", "not (wgmma or mma_block)")  # of the tests, by name; each takes about half of the time
 SUMMARY = {

@@ -32,6 +32,28 @@ def test_dense(rows, biased):
     assert torch.allclose(out, product(x, weight, bias), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("most", [0, 2, 4])
+def test_few_rows_of_a_dense_weight_have_a_kernel_where_it_takes_them(monkeypatch, most):
+    weight, bias, taken = random(40, 96).half(), random(40).half(), []
+
+    def kernel(x: torch.Tensor, its: torch.Tensor, its_bias: torch.Tensor) -> torch.Tensor:
+        assert its is weight
+        assert its_bias is bias
+        taken.append(len(x))
+        return torch.zeros(len(x), 40).half()
+
+    monkeypatch.setattr(linear, "dense_rows", kernel)
+    monkeypatch.setattr(linear, "most_rows", lambda its: most if its is weight else 0)
+    layer, fixed = DenseLinear(weight, bias), DenseLinear(weight, bias, fixed_rows=2)
+    for rows in range(7):
+        x = random(rows, 96).half()
+        assert layer(x).any() == (rows > most)
+        assert fixed(x).any() == (rows > 0)
+    assert taken == list(range(1, most + 1))
+    with pytest.raises(RuntimeError):  # torch's own: it goes there
+        layer(random(1, 96))
+
+
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize("bits", [3, 4])

@@ -68,6 +68,7 @@
 #include "embed.cu"
 #include "fetch.cu"
 #include "likeliest.cu"
+#include "dense_rows.cu"
 
 struct Buffer {
     long long bytes = -1;
@@ -141,6 +142,7 @@ int main() {
                     if (h[0] == first_unpack + 2) return embed(b[0], b[1], b[2], b[3], b[4], n[0], n[1], n[2]);
                     if (h[0] == first_unpack + 3) return fetch(b[0], b[1], n[0]);
                     if (h[0] == first_unpack + 4) return likeliest(b[0], b[1], b[2], b[3], b[4], b[5], n[0], n[1]);
+                    if (h[0] == first_unpack + 5) return dense_rows(b[0], b[1], b[2], b[3], n[0], n[1], n[2]);
                     if (h[0] >= first_unpack) {
                         return (h[0] == first_unpack ? w4_dequantise_tiles : w3_dequantise_tiles)(b[0], b[1], b[2], n[0], n[1],
                                                                                                   n[2]);

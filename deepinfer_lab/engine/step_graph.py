@@ -66,6 +66,7 @@ class StepGraph:
         self._graph = torch.cuda.CUDAGraph()
         step = self._input.step(kv.block_size, last)
         model.prepare(shape.chunk)
+        torch.cuda.current_blas_handle()  # a forward pass may need it, whether or not the one to warm up does
         if warm_up:
             model.forward(step, kv, chain)
         torch.cuda.current_stream(device).synchronize()

@@ -16,7 +16,7 @@ STEP = 256  # values of a row that a warp takes at a time
 RING = 8 * 6 * 2 * STEP * 2  # bytes: of eight warps, six steps of two rows of the weight
 # Blocks that a multiprocessor is given at once, each with 40 KiB of weights on their way. Where memory gives 4.4 TB/s and takes
 # a microsecond, as an H200's does under load, a multiprocessor's part is 33 KiB.
-RESIDENT = 3
+RESIDENT = 4
 MAX_N = 2**31 - 2**16  # places are 32-bit numbers
 
 

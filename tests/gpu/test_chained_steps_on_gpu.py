@@ -2,6 +2,7 @@
 
 import gc
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
@@ -130,6 +131,13 @@ def test_the_logits_of_several_launches_and_the_same_k_and_v(model, launched, pl
             assert (mine - theirs)[:, changed].norm() <= 2e-2 * theirs[:, changed].norm()
         for mine, theirs in zip(kv._tensors(), plain_kv._tensors(), strict=True):
             theirs.copy_(mine)
+
+
+def test_graphs_of_a_thread_that_has_not_used_cublas(model):
+    """Steps of few tokens do without; the first graph of a longer chunk does not, and cannot set it up while it is captured."""
+    with ThreadPoolExecutor(1) as thread:
+        made = thread.submit(lane, model, pool(model), FUSED, chained=False).result()
+    assert any(shape.chunk == 64 for shape in made._alone.graphs._graphs)
 
 
 def check(logits: torch.Tensor, tokens: list[int]) -> None:

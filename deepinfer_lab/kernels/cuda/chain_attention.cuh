@@ -10,19 +10,6 @@
 #pragma once
 #include "chain_positions.cuh"
 
-constexpr float LOWEST = -1e30f;  // below every score, and differences of two are never NaN
-
-__device__ __forceinline__ float max_over_g(float x) {
-#pragma unroll
-    for (int distance = 4; distance < 32; distance *= 2) x = fmaxf(x, __shfl_xor_sync(0xFFFFFFFFu, x, distance));
-    return x;
-}
-__device__ __forceinline__ float sum_over_g(float x) {
-#pragma unroll
-    for (int distance = 4; distance < 32; distance *= 2) x += __shfl_xor_sync(0xFFFFFFFFu, x, distance);
-    return x;
-}
-
 // A lane's two heads, 2t and 2t + 1, of a value that lane 4g + t has for head g.
 __device__ __forceinline__ void of_two_heads(float value, int t, float (&two)[2]) {
 #pragma unroll

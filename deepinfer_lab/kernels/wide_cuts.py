@@ -2,9 +2,8 @@
 
 from dataclasses import dataclass
 
-GROUP = 128  # threads of a warpgroup, which multiplies 64 outputs; one more orders the copies
+GROUP = 128  # threads of a warpgroup, which multiplies 64 outputs; one more copies activations
 GROUP_OUTPUTS, UNIT_N, UNIT_K, QUARTER = 64, 16, 128, 32  # UNIT: outputs and k of a unit of weights
-PATTERN = 1024  # bytes of the swizzle's pattern, to a multiple of which slots are rounded
 STAGED = 512  # bytes of a warp's results on their way to the output
 
 
@@ -14,8 +13,8 @@ class WideCut:
 
     Attributes:
         bits: of a weight. across: warpgroups along outputs. teams: of a block.
-        rows: that a block owns. stages: slots of the ring. cluster: blocks that share rows.
-        step: products that are decoded together.
+        rows: that a block owns. stages: slots of the ring. depth: of the ring of each warp's weights.
+        step: products that are decoded together. split: clusters have a tile each, of as many blocks as the launch says.
     """
 
     bits: int
@@ -23,12 +22,13 @@ class WideCut:
     teams: int
     rows: int
     stages: int
-    cluster: int
+    depth: int
     step: int
+    split: bool
 
     @property
     def name(self) -> str:
-        return f"w{self.bits}_wide_{self.outputs}_{self.rows}_{self.cluster}"
+        return f"w{self.bits}_wide_{self.outputs}_{self.rows}" + (f"_split_{self.teams}" if self.split else "")
 
     @property
     def outputs(self) -> int:
@@ -41,9 +41,8 @@ class WideCut:
 
     @property
     def shared(self) -> int:
-        """Bytes of shared memory of a block: its ring, the sums of teams but the first, results, barriers."""
-        tiles = self.outputs // UNIT_N
-        slot = self.rows * UNIT_K * 2 + tiles * (UNIT_N * UNIT_K * self.bits // 8 + UNIT_K // QUARTER * UNIT_N * 2)
-        ring = self.stages * -(-slot // PATTERN) * PATTERN
-        sums, staged = (self.teams - 1) * self.outputs * self.rows * 4, tiles * STAGED
-        return ring + sums + staged + self.stages * 16 + 16
+        """Bytes of shared memory of a block: slots, weights and their scales, results, barriers."""
+        warps = self.outputs // UNIT_N * self.teams
+        unit = UNIT_N * UNIT_K * self.bits // 8 + UNIT_K // QUARTER * UNIT_N * 2
+        ring = self.stages * self.rows * UNIT_K * 2
+        return ring + warps * (self.depth * unit + STAGED) + self.stages * 16 + 16

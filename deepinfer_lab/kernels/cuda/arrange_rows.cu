@@ -7,23 +7,34 @@
 #include "tile_units.cuh"
 #include "wide_units.cuh"
 
-constexpr int ARRANGERS = 128;
+constexpr int ARRANGERS = 256;
 
-// A thread arranges a quarter of a row. x: [m, k]; arranged: [2 * units, padded_rows(m), 64].
+// The four words of a lane become the words of the same number of all four lanes of its quad, `lane` the place in it.
+__device__ __forceinline__ void transpose_quad(unsigned (&v)[4], int lane) {
+#pragma unroll
+    for (int distance = 1; distance <= 2; distance *= 2) {
+        const bool upper = lane & distance;
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            if (i & distance) continue;
+            unsigned &low = v[i], &high = v[i + distance];
+            const unsigned given = upper ? low : high, got = __shfl_xor_sync(0xFFFFFFFFu, given, distance);
+            (upper ? low : high) = got;
+        }
+    }
+}
+
+// A thread moves 16 bytes, eight lanes the 64 of k of a row: reads and writes are of whole lines. x: [m, k]; arranged:
+// [2 * units, padded_rows(m), 64].
 extern "C" __global__ void __launch_bounds__(ARRANGERS) arrange_rows(const half_t* x, half_t* arranged, int m, int k) {
     take_turn();
-    const int at = blockIdx.x * ARRANGERS + threadIdx.x, rows = padded_rows(m);
-    const int quarter = at % 2, row = at / 2 % rows, half = at / 2 / rows, first = half * 64 + quarter * 32;
+    const int at = blockIdx.x * ARRANGERS + threadIdx.x, chunk = at % 8, rows = padded_rows(m);
+    const int row = at / 8 % rows, half = at / 8 / rows, first = half * 64 + chunk * 8;
+    uint4 v = {};
+    if (row < m && first < k) v = *reinterpret_cast<const uint4*>(x + static_cast<size_t>(row) * k + first);
+    unsigned words[4] = {v.x, v.y, v.z, v.w};
+    transpose_quad(words, chunk % 4);
     if (row >= m || half >= (k + MMA_K - 1) / MMA_K * 2) return;
-    uint4 v[4] = {};
-    if (first < k) {
-        const uint4* const from = reinterpret_cast<const uint4*>(x + static_cast<size_t>(row) * k + first);
-#pragma unroll
-        for (int t = 0; t < 4; ++t) v[t] = from[t];
-    }
     uint4* const to = reinterpret_cast<uint4*>(arranged) + (static_cast<size_t>(half) * rows + row) * 8;
-    to[quarter * 4 + 0 ^ row % 8] = {v[0].x, v[1].x, v[2].x, v[3].x};
-    to[quarter * 4 + 1 ^ row % 8] = {v[0].y, v[1].y, v[2].y, v[3].y};
-    to[quarter * 4 + 2 ^ row % 8] = {v[0].z, v[1].z, v[2].z, v[3].z};
-    to[quarter * 4 + 3 ^ row % 8] = {v[0].w, v[1].w, v[2].w, v[3].w};
+    to[chunk ^ row % 8] = {words[0], words[1], words[2], words[3]};
 }

@@ -1,11 +1,31 @@
-// PTX of kernels whose blocks form clusters (sm_90 and later): neighbours that run at the same time, reach one another's shared
-// memory, and fetch together what all of them read. PTX ISA, "barrier.cluster", "mapa", "mbarrier.arrive", "cp.async.bulk".
+// PTX of kernels whose blocks form clusters (sm_90 and later): neighbours that run at the same time and read one another's
+// shared memory. PTX ISA, "barrier.cluster", "mapa", "ld".
 #pragma once
 #include "wgmma_ptx.cuh"
 
-// For all threads of a cluster's blocks. Of what they have done before, others see only what was published to them: barriers.
+// Blocks of this block's cluster, which are neighbours; 1 where the launch asked for none.
+__device__ __forceinline__ int cluster_blocks() {
+    unsigned blocks;
+    asm("mov.u32 %0, %%cluster_nctaid.x;" : "=r"(blocks));
+    return static_cast<int>(blocks);
+}
+
+// For all threads of a cluster's blocks. What they have written to their shared memory before, the others see.
 __device__ __forceinline__ void sync_cluster() {
-    asm volatile("barrier.cluster.arrive.relaxed;\nbarrier.cluster.wait;" ::: "memory");
+    asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
+}
+
+// From where `from` would be in the shared memory of block `rank` of the cluster.
+__device__ __forceinline__ float4 load_from_block(const float4* from, int rank) {
+    float4 v;
+    asm volatile(
+        "{.reg .b32 there;\n"
+        "mapa.shared::cluster.u32 there, %4, %5;\n"
+        "ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [there];}"
+        : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+        : "r"(shared_address(from)), "r"(rank)
+        : "memory");
+    return v;
 }
 
 // One lane of a whole warp, always the same. The compiler knows that it is one, which it does not of any that is chosen by number.
@@ -13,26 +33,6 @@ __device__ __forceinline__ bool elected() {
     unsigned one;
     asm volatile("{.reg .pred p;\nelect.sync _|p, 0xFFFFFFFF;\nselp.u32 %0, 1, 0, p;}" : "=r"(one));
     return one;
-}
-
-// At the barrier that lies in block `rank` of the cluster where this one lies in the thread's own. It releases slots that have
-// been read, and nothing that was written: a release to the cluster would wait for all of the thread's stores.
-__device__ __forceinline__ void arrive_at(PhaseBarrier* barrier, int rank) {
-    asm volatile(
-        "{.reg .b32 there;\n"
-        "mapa.shared::cluster.u32 there, %0, %1;\n"
-        "mbarrier.arrive.shared::cluster.b64 _, [there];}" ::"r"(shared_address(barrier)),
-        "r"(rank)
-        : "memory");
-}
-// As `copy_bulk`, to the same place in the first BLOCKS blocks of the cluster; each one's own barrier counts what comes there.
-template <int BLOCKS>
-__device__ __forceinline__ void copy_to_cluster(char* to, const char* from, int bytes, PhaseBarrier* barrier) {
-    asm volatile(
-        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1], %2, [%3], %4;" ::"r"(
-            shared_address(to)),
-        "l"(from), "r"(bytes), "r"(shared_address(barrier)), "h"(static_cast<unsigned short>((1 << BLOCKS) - 1))
-        : "memory");
 }
 
 // Four 8 x 8 matrices of 16-bit values, transposed on their way: of row g of matrix i, lane 4g + t has columns 2t and 2t + 1 in

@@ -3,18 +3,17 @@
 //
 //   D[64 outputs, ROWS rows] += A[64 outputs, 16 of K: weights, in registers] * B[16 of K, ROWS rows: activations]
 //
-// Activations come arranged (arrange_rows.cu): where they go in shared memory, only the address remains to be said. CLUSTER
-// blocks, neighbours along the outputs, read the same ones; each fetches its part of them for all, so that they pass through the
-// L2 once a cluster. A block owns OUTPUTS outputs of ROWS rows, and units (128 of K) of them, which lie in a ring of STAGES slots:
-//
-//   one slot: activations of k 0 .. 63 | of k 64 .. 127 | OUTPUTS / 16 units of weights, as they lie in tiles | their scales
-//
-// Warps have two roles and meet at barriers only, two to a slot: `full` and `empty`.
+// A block owns OUTPUTS outputs of ROWS rows, and units (128 of K) of them. Warps have two roles.
 //   Multipliers, TEAMS teams of ACROSS warpgroups: a warpgroup takes 64 outputs, a warp the 16 of one tile. Team i takes the
 //     block's units i, i + TEAMS, ... A unit is 8 products, a step STEP of them: the warps decode the weights of one step while
-//     the products of the step before are under way. Scales are multiplied into the fragments.
-//   One thread of the last warp orders all copies. It begins with weights before the kernels before its own are done, since they
-//     do not write those.
+//     the products of the step before are under way. Scales are multiplied into the fragments. Nobody else reads a warp's
+//     weights, so each copies its own, DEPTH - 1 units ahead, and waits for no other: a thread that ordered bulk copies of all
+//     of a block's tiles, two a tile and unit, took longer to do so than tensor cores to multiply.
+//   One thread of another warp copies activations, which come arranged (arrange_rows.cu), to a ring of STAGES slots. Two barriers
+//     to a slot: `full` and `empty`.
+//
+// Either the grid has a block for each multiprocessor, and blocks share the units of all tiles (wide_results.cuh); or, SPLIT,
+// each cluster of blocks has one tile, and its blocks and their teams share its units (wide_split.cuh).
 #pragma once
 #include "cluster_ptx.cuh"
 #include "tile_units.cuh"
@@ -23,26 +22,28 @@
 constexpr int GROUP = 128, PRODUCTS = 8;  // threads of a warpgroup; products of 16 of K in a unit
 
 // How a kernel's blocks are cut. UNPACK: the weights' layout, `W4Words` or `W3Words`.
-template <class UNPACK, int ACROSS_, int TEAMS_, int ROWS_, int STAGES_, int CLUSTER_, int STEP_>
+template <class UNPACK, int ACROSS_, int TEAMS_, int ROWS_, int STAGES_, int DEPTH_, int STEP_, bool SPLIT_>
 struct WideCut {
     using Words = UNPACK;
-    static constexpr int ACROSS = ACROSS_, TEAMS = TEAMS_, ROWS = ROWS_, STAGES = STAGES_, CLUSTER = CLUSTER_, STEP = STEP_;
-    static constexpr int OUTPUTS = 64 * ACROSS, TILES = OUTPUTS / MMA_N;
-    static constexpr int TEAM = GROUP * ACROSS, MULTIPLIERS = TEAM * TEAMS, THREADS = MULTIPLIERS + GROUP;
+    static constexpr int ACROSS = ACROSS_, TEAMS = TEAMS_, ROWS = ROWS_, STAGES = STAGES_, DEPTH = DEPTH_, STEP = STEP_;
+    static constexpr bool SPLIT = SPLIT_;
+    static constexpr int OUTPUTS = 64 * ACROSS, TILES = OUTPUTS / MMA_N, PAIRS = ROWS / 16;
+    static constexpr int TEAM = GROUP * ACROSS, MULTIPLIERS = TEAM * TEAMS, WARPS = MULTIPLIERS / 32;
+    static constexpr int THREADS = MULTIPLIERS + GROUP;
     // Registers of a thread: what the launch gives all, then multipliers and the others. A quarter of each group's 128 threads
     // shares 512 of them.
     static constexpr int ENTRY = 512 / (ACROSS * TEAMS + 1) / 8 * 8, REST = 32;
     static constexpr bool TRADES = ACROSS * TEAMS > 1;
     static constexpr int OWN = (ENTRY * (ACROSS * TEAMS + 1) - REST) / (ACROSS * TEAMS) / 8 * 8;
-    // Bytes of a slot's parts. Scales: of as many groups as a unit can have.
-    static constexpr int HALF = ROWS * ROW_BYTES, WEIGHTS = 2 * HALF, SCALES = WEIGHTS + TILES * Words::BYTES;
-    static constexpr int TILE_SCALES = QUARTERS * 32, SLOT = (SCALES + TILES * TILE_SCALES + 1023) / 1024 * 1024;
+    // Bytes: half a slot; the ring; a warp's unit of weights and scales of as many groups as it can have; all that sums may use.
+    static constexpr int HALF = ROWS * ROW_BYTES, RING = STAGES * 2 * HALF, UNIT = Words::BYTES + QUARTERS * 32;
+    static constexpr int STAGING = RING + WARPS * DEPTH * UNIT, BARRIERS = STAGING + WARPS * PAIR_BYTES;
+    static constexpr int SHARED = BARRIERS + 2 * STAGES * 8 + 16;
     static constexpr int ITEMS = ROWS / 8 * TEAM;  // of four sums of a thread: see `four`
-    static constexpr int SUMS = (TEAMS - 1) * ITEMS * 16, STAGED = TEAM / 32 * PAIR_BYTES;
-    static constexpr int STAGING = STAGES * SLOT + SUMS, BARRIERS = STAGING + STAGED, SHARED = BARRIERS + 2 * STAGES * 8 + 16;
-    static constexpr int RELEASES = CLUSTER * TEAM / 32;  // arrivals at an empty slot: a warp's of each block
-    static_assert(ROWS % (8 * CLUSTER) == 0 && CLUSTER <= 8, "each block fetches whole patterns of the swizzle");
-    static_assert(PRODUCTS / STEP % 2 == 0, "a step's registers are known");
+    static_assert(SPLIT || TEAMS == 1, "where blocks share tiles, each adds its own sums");
+    static_assert(!SPLIT || TEAMS * ITEMS * 16 <= STAGING, "the sums of all teams lie where slots and weights lay");
+    static_assert(STAGES >= TEAMS, "a team's first slot");
+    static_assert(DEPTH >= 3 && ROWS % 16 == 0 && PRODUCTS / STEP % 2 == 0, "a step's registers are known");
 };
 
 // What a kernel is given. arranged: activations.
@@ -72,18 +73,15 @@ struct Turn {
 template <class C>
 struct Block {
     char* shared;
-    int rank, count, down;  // in its cluster; tiles along N; blocks of rows
-    Shares shares;
+    int count, units, down;  // tiles along N; units of K; blocks of rows
 
     __device__ __forceinline__ Block(char* shared, const Operands& of)
         : shared(shared),
-          rank(blockIdx.x % C::CLUSTER),
           count((of.n + MMA_N - 1) / MMA_N),
-          down((of.m + C::ROWS - 1) / C::ROWS),
-          shares((count + C::TILES * C::CLUSTER - 1) / (C::TILES * C::CLUSTER) * down, (of.k + MMA_K - 1) / MMA_K,
-                 static_cast<int>(gridDim.x) / C::CLUSTER, static_cast<int>(blockIdx.x) / C::CLUSTER) {}
-    __device__ __forceinline__ char* slot(int i) const { return shared + i * C::SLOT; }
-    __device__ __forceinline__ float4* sums() const { return reinterpret_cast<float4*>(shared + C::STAGES * C::SLOT); }
+          units((of.k + MMA_K - 1) / MMA_K),
+          down((of.m + C::ROWS - 1) / C::ROWS) {}
+    __device__ __forceinline__ char* slot(int i) const { return shared + i * 2 * C::HALF; }
+    __device__ __forceinline__ char* weights(int warp) const { return shared + C::RING + warp * C::DEPTH * C::UNIT; }
     __device__ __forceinline__ char* staged(int warp) const { return shared + C::STAGING + warp * PAIR_BYTES; }
     __device__ __forceinline__ PhaseBarrier* full(int slot) const {
         return reinterpret_cast<PhaseBarrier*>(shared + C::BARRIERS) + slot;
@@ -92,165 +90,86 @@ struct Block {
     __device__ __forceinline__ int* last() const { return reinterpret_cast<int*>(full(2 * C::STAGES)); }
     // Tiles that share weights follow one another: the second reader finds them in the L2.
     __device__ __forceinline__ int first_row(const Stretch& part) const { return part.tile % down * C::ROWS; }
-    __device__ __forceinline__ int first_tile(const Stretch& part) const {
-        return (part.tile / down * C::CLUSTER + rank) * C::TILES;
+    __device__ __forceinline__ int first_tile(const Stretch& part) const { return part.tile / down * C::TILES; }
+    __device__ __forceinline__ Shares shares() const {
+        const int block = settled(blockIdx.x);  // each role its own registers: they have different numbers of them
+        return {(count + C::TILES - 1) / C::TILES * down, units, static_cast<int>(gridDim.x), block};
     }
-    // Of a warp, for all blocks of the cluster: it has no more use for the slot.
-    __device__ __forceinline__ void release(int slot) const {
-        const int lane = threadIdx.x % 32;
-        if constexpr (C::CLUSTER == 1) {
-            if (lane == 0) arrive(empty(slot));
-        } else {
-            if (lane < C::CLUSTER) arrive_at(empty(slot), lane);
-        }
+    __device__ __forceinline__ int stretches() const { return C::SPLIT ? 1 : shares().stretches(); }
+    __device__ __forceinline__ Stretch stretch(int index) const {
+        if constexpr (!C::SPLIT) return shares().stretch(index);
+        const int blocks = cluster_blocks(), rank = blockIdx.x % blocks, begin = units * rank / blocks;
+        return {static_cast<int>(blockIdx.x) / blocks, begin, units * (rank + 1) / blocks - begin};
     }
 };
 
+#include "wide_copies.cuh"
 #include "wide_results.cuh"
-
-// The block's units, in order.
-template <class C>
-struct Walk {
-    Stretch part;
-    int index = 0, unit;  // of the stretch; of K
-
-    __device__ __forceinline__ explicit Walk(const Block<C>& block) : part(block.shares.stretch(0)), unit(part.begin) {}
-    __device__ __forceinline__ void advance(const Block<C>& block) {
-        if (++unit == part.begin + part.count) part = block.shares.stretch(++index), unit = part.begin;
-    }
-};
-
-// Of a stretch's rows, those that the arranged activations have.
-template <class C>
-__device__ __forceinline__ int rows_there(const Block<C>& block, const Operands& of, const Stretch& part) {
-    return min(padded_rows(of.m) - block.first_row(part), C::ROWS);
-}
-
-// A unit's weights and scales. Where the output ends inside a block there are fewer, and what was in the place of the others
-// meets only sums that are not stored.
-template <class C>
-__device__ __forceinline__ void copy_weights(const Block<C>& block, const Operands& of, const Walk<C>& walk, int slot) {
-    const int first = block.first_tile(walk.part), there = max(min(block.count - first, C::TILES), 0);
-    const int scale_bytes = 16 << 8 - of.group_shift;  // of a tile's unit
-    PhaseBarrier* const full = block.full(slot);
-    if (!elected()) return;
-    arrive_expecting(full, there * (C::Words::BYTES + scale_bytes) + rows_there(block, of, walk.part) * 2 * ROW_BYTES);
-    const size_t at = static_cast<size_t>(first) * block.shares.units + walk.unit;
-    const char *weights = of.tiles + at * C::Words::BYTES, *scales = of.scales + at * scale_bytes;
-    char* to = block.slot(slot) + C::WEIGHTS;
-#pragma unroll 4
-    for (int tile = 0; tile < there; ++tile) {
-        copy_bulk(to + tile * C::Words::BYTES, weights, C::Words::BYTES, full);
-        copy_bulk(to + C::SCALES - C::WEIGHTS + tile * C::TILE_SCALES, scales, scale_bytes, full);
-        weights += block.shares.units * C::Words::BYTES, scales += block.shares.units * scale_bytes;
-    }
-}
-
-// This block's part of a unit's rows, for all blocks of the cluster.
-template <class C>
-__device__ __forceinline__ void copy_rows(const Block<C>& block, const Operands& of, const Walk<C>& walk, int slot) {
-    constexpr int EACH = C::ROWS / C::CLUSTER;
-    const int first = block.rank * EACH, bytes = min(rows_there(block, of, walk.part) - first, EACH) * ROW_BYTES;
-    if (bytes <= 0) return;
-    const size_t rows = padded_rows(of.m);  // of a half
-    const char* const from = of.arranged + (2 * walk.unit * rows + block.first_row(walk.part) + first) * ROW_BYTES;
-    char* const to = block.slot(slot) + first * ROW_BYTES;
-    PhaseBarrier* const full = block.full(slot);
-    if (!elected()) return;
-    if constexpr (C::CLUSTER == 1) {
-        copy_bulk(to, from, bytes, full);
-        copy_bulk(to + C::HALF, from + rows * ROW_BYTES, bytes, full);
-    } else {
-        copy_to_cluster<C::CLUSTER>(to, from, bytes, full);
-        copy_to_cluster<C::CLUSTER>(to + C::HALF, from + rows * ROW_BYTES, bytes, full);
-    }
-}
-
-// The warp that orders copies.
-template <class C>
-__device__ __forceinline__ void fill(const Block<C>& block, const Operands& of) {
-    const int all = block.shares.mine(), ahead = min(all, C::STAGES);
-    {
-        Walk<C> walk(block);
-        for (int slot = 0; slot < ahead; ++slot, walk.advance(block)) copy_weights(block, of, walk, slot);
-    }
-    await_previous();
-    Walk<C> walk(block);
-    for (int slot = 0; slot < ahead; ++slot, walk.advance(block)) copy_rows(block, of, walk, slot);
-    Turn<C::STAGES> turn(0);
-    for (int i = ahead; i < all; ++i, walk.advance(block), turn.advance(1)) {
-        await(block.empty(turn.slot), turn.parity);
-        copy_weights(block, of, walk, turn.slot);
-        copy_rows(block, of, walk, turn.slot);
-    }
-}
+#include "wide_split.cuh"
 
 // Of a matrix of rows of 128 bytes in the 128-byte swizzle, k along them: 1024 bytes from eight rows to the next eight. It begins
 // `bytes` after an address that is the same for all lanes, and the compiler knows that: descriptors are uniform registers.
 __device__ __forceinline__ unsigned long long describe(unsigned address, int bytes) {
-    return static_cast<unsigned long long>(1u << 30 | 1024 >> 4) << 32 | ((address & 0x3FFFF) >> 4) + bytes / 16 | 1u << 16;
+    return static_cast<unsigned long long>(1u << 30 | 1024 >> 4) << 32 | ((address & 0x3FFFF) >> 4 | 1u << 16) + bytes / 16;
 }
 
 // The A fragments of the STEP products from `first` on.
 template <class C>
-__device__ __forceinline__ void decode(const typename C::Words& words, const char* scales, int group_shift, int first,
-                                       unsigned (&a)[C::STEP][4]) {
+__device__ __forceinline__ void decode(const Piece<C>& piece, int first, unsigned (&a)[C::STEP][4]) {
 #pragma unroll
     for (int p = 0; p < C::STEP; ++p) {
-        const int quarter = (first + p) / 2;
-        const unsigned pair = *reinterpret_cast<const unsigned*>(scales + (quarter * 32 >> group_shift) * 32);
+        const unsigned pair = piece.scale[(first + p) / 2];
         const unsigned scale[2] = {__byte_perm(pair, 0, 0x1010), __byte_perm(pair, 0, 0x3232)};  // of outputs g, g + 8
-        words.fragment(first + p, a[p]);
+        piece.words.fragment(first + p, a[p]);
 #pragma unroll
         for (int i = 0; i < 4; ++i) a[p][i] = mul_pair(a[p][i], scale[i % 2]), pin(a[p][i]);
     }
 }
 
-// A multiplier.
+// A multiplier. Its next unit is in registers when the products of the one before are ordered.
 template <class C>
-__device__ __forceinline__ void multiply(const Block<C>& block, const Operands& of) {
-    const int team = threadIdx.x / C::TEAM, thread = threadIdx.x % C::TEAM, tile = thread / 32, lane = thread % 32;
-    const int to_weights = settled(C::WEIGHTS + tile * C::Words::BYTES);
-    const int to_scales = settled(C::SCALES + tile * C::TILE_SCALES + lane / 4 * 4);
+__device__ __forceinline__ void multiply(const Block<C>& block, const Operands& of, int warp) {
+    const int lane = threadIdx.x % 32, team = warp / C::TILES;
+    Weights<C> weights(block, of, warp);
+    for (int i = 1; i < C::DEPTH; ++i) weights.fetch(block, of);
+    await_previous();
     Turn<C::STAGES> turn(team);
-    int next_unit = team;  // this team's next, from where the stretch begins
-    const int stretches = block.shares.stretches();
+    Piece<C> piece;
+    weights.take(block, of, piece);
+    const int stretches = block.stretches();
     for (int index = 0; index < stretches; ++index) {
-        const Stretch part = block.shares.stretch(index);
+        const Stretch part = block.stretch(index);
         Sums<C> sum;
 #pragma unroll
         for (int i = 0; i < C::ROWS / 2; ++i) sum[i] = 0.0f, pin(sum[i]);
         unsigned a[2][C::STEP][4];
         int before = -1;  // the slot that the products under way read
-        for (; next_unit < part.count; next_unit += C::TEAMS) {
-            char* const slot = block.slot(turn.slot);
-            await(block.full(turn.slot), turn.parity);
-            typename C::Words words;
-            const unsigned rows = __shfl_sync(0xFFFFFFFF, shared_address(slot), 0);
+        for (int left = team_units<C>(part, team); left > 0; --left) {
+            const unsigned rows = __shfl_sync(0xFFFFFFFF, shared_address(block.slot(turn.slot)), 0);
 #pragma unroll
             for (int step = 0; step < PRODUCTS / C::STEP; ++step) {
                 const int first = step * C::STEP;
-                if (first % 4 == 0) words.load(slot + to_weights, lane, first / 4);
-                decode<C>(words, slot + to_scales, of.group_shift, first, a[step % 2]);
+                decode<C>(piece, first, a[step % 2]);
+                if (step == 0) await(block.full(turn.slot), turn.parity);
                 begin_products();
 #pragma unroll
                 for (int p = 0; p < C::STEP; ++p) {
                     multiply_async<C::ROWS>(sum, a[step % 2][p], describe(rows, (first + p) / 4 * C::HALF + (first + p) % 4 * 32));
                 }
                 end_products();
+                if (first + C::STEP == PRODUCTS) weights.take(block, of, piece);
                 await_products<1>();
-                if (step == 0 && before >= 0) block.release(before);
+                if (step == 0 && before >= 0 && lane == 0) arrive(block.empty(before));
             }
             before = turn.slot;
             turn.advance(C::TEAMS);
         }
-        next_unit -= part.count;
         await_products<0>();
 #pragma unroll
         for (int i = 0; i < C::ROWS / 2; ++i) pin(sum[i]);
-        if (before >= 0) block.release(before);
-        if constexpr (C::TEAMS > 1) add_teams<C>(block.sums(), team, thread, sum);
-        if (team == 0) finish<C>(block, of, part, index + 1 == stretches, thread, sum);
+        if (before >= 0 && lane == 0) arrive(block.empty(before));
+        if constexpr (C::SPLIT) finish_split<C>(block, of, part, warp, sum);
+        else finish<C>(block, of, part, index + 1 == stretches, sum);
     }
 }
 
@@ -262,23 +181,21 @@ __device__ __forceinline__ void wide_block(const char* arranged, const char* til
     if (threadIdx.x == 0) {
         for (int slot = 0; slot < C::STAGES; ++slot) {
             start(block.full(slot), 1);
-            start(block.empty(slot), C::RELEASES);
+            start(block.empty(slot), C::TEAM / 32);
         }
         publish_barriers();
     }
     release_next();
-    if constexpr (C::CLUSTER == 1) __syncthreads();
-    else sync_cluster();
+    __syncthreads();
     const int warp = __shfl_sync(0xFFFFFFFF, threadIdx.x / 32, 0);  // and the compiler knows that it is the same for all lanes
-    if (warp < C::MULTIPLIERS / 32) {
+    if (warp < C::WARPS) {
         if constexpr (C::TRADES) take_registers<C::OWN>();
-        await_previous();
-        multiply(block, of);
-        if constexpr (C::CLUSTER > 1) sync_cluster();  // others may still reach for this block's barriers
+        multiply(block, of, warp);
     } else {
         if constexpr (C::TRADES) give_registers<C::REST>();
-        if (warp == C::MULTIPLIERS / 32) fill(block, of);
-        else await_previous();
-        if constexpr (C::CLUSTER > 1) sync_cluster();
+        await_previous();
+        if (warp == C::WARPS && elected()) copy_rows(block, of);
+        __syncwarp();
+        if constexpr (C::SPLIT) join_split();
     }
 }

@@ -1,7 +1,7 @@
 // What becomes of the sums of wide.cuh, of which this is a part.
 //
-// Where groups share a tile, each block leaves its sums in `partial` and counts itself in `arrived`. Once all have, whichever of
-// them is there takes slices of the tile, one at a time, and adds them, in the order of groups: the same bits whoever does it. A
+// Where blocks share a tile, each leaves its sums in `partial` and counts itself in `arrived`. Once all have, whichever of them
+// is there takes slices of the tile, one at a time, and adds them, in the order of blocks: the same bits whoever does it. A
 // block at its end lingers a little for the others, so that all of them add; nothing depends on it, since the last to arrive
 // would take every slice. `arrived` of a tile: 0; parts that have arrived; their number plus slices taken; 0 again with the
 // last slice.
@@ -17,25 +17,6 @@ using Sums = float[C::ROWS / 2];
 template <class C>
 __device__ __forceinline__ float4 four(const Sums<C>& sum, int j) {
     return {sum[4 * j], sum[4 * j + 1], sum[4 * j + 2], sum[4 * j + 3]};
-}
-
-// The sums of all teams to the first's.
-template <class C>
-__device__ __forceinline__ void add_teams(float4* shared, int team, int thread, Sums<C>& sum) {
-    constexpr int OWN = C::ITEMS / C::TEAM;
-#pragma unroll
-    for (int i = 0; i < OWN; ++i) {
-        if (team > 0) shared[(team - 1) * C::ITEMS + i * C::TEAM + thread] = four<C>(sum, i);
-    }
-    sync_team<C::MULTIPLIERS>(0);
-#pragma unroll
-    for (int i = 0; i < (C::TEAMS - 1) * OWN; ++i) {
-        if (team > 0) break;
-        const float4 more = shared[i * C::TEAM + thread];
-        float* const to = sum + i % OWN * 4;
-        to[0] += more.x, to[1] += more.y, to[2] += more.z, to[3] += more.w;
-    }
-    sync_team<C::MULTIPLIERS>(0);  // the next stretch's sums go to the same place
 }
 
 // Where a warp's results go: by way of 16 rows of its tile's 16 outputs in shared memory, of which a lane stores eight values at
@@ -100,67 +81,66 @@ __device__ __forceinline__ int take_slice(unsigned* arrived, unsigned parts, uns
 
 // Pairs first .. last - 1 of each thread: the sums of all parts.
 template <class C>
-__device__ __forceinline__ void add_slice(const Adders& adders, const float4* partial, int rank, int thread, int first, int last,
+__device__ __forceinline__ void add_slice(const Adders& adders, const float4* partial, int first, int last,
                                           const Results& results) {
-    constexpr int GROUPS = 4;  // whose loads are under way
+    constexpr int AT_ONCE = 4;  // parts whose loads are under way
 #pragma unroll 1
     for (int pair = first; pair < last; ++pair) {
         float4 sum[2] = {};
 #pragma unroll 1
-        for (int group = adders.first; group <= adders.final; group += GROUPS) {
-            float4 more[GROUPS][2];
+        for (int block = adders.first; block <= adders.final; block += AT_ONCE) {
+            float4 more[AT_ONCE][2];
 #pragma unroll
-            for (int i = 0; i < 2 * GROUPS; ++i) {
-                const size_t place = adders.place(min(group + i / 2, adders.final)) * C::CLUSTER + rank;
-                more[i / 2][i % 2] = load_shared_by_blocks(partial + place * C::ITEMS + (2 * pair + i % 2) * C::TEAM + thread);
+            for (int i = 0; i < 2 * AT_ONCE; ++i) {
+                const size_t place = adders.place(min(block + i / 2, adders.final));
+                more[i / 2][i % 2] = load_shared_by_blocks(partial + place * C::ITEMS + (2 * pair + i % 2) * C::TEAM + threadIdx.x);
             }
 #pragma unroll
-            for (int i = 0; i < 2 * GROUPS; ++i) {
-                if (group + i / 2 <= adders.final) add(sum[i % 2], more[i / 2][i % 2]);
+            for (int i = 0; i < 2 * AT_ONCE; ++i) {
+                if (block + i / 2 <= adders.final) add(sum[i % 2], more[i / 2][i % 2]);
             }
         }
         results.store(sum[0], sum[1], pair);
     }
 }
 
-// What the first team does with a stretch's sums when all teams' are in. at_end: the block has no more. thread: of the team.
+// What a block does with a stretch's sums. at_end: it has no more.
 template <class C>
-__device__ __forceinline__ void finish(const Block<C>& block, const Operands& of, const Stretch& part, bool at_end, int thread,
+__device__ __forceinline__ void finish(const Block<C>& block, const Operands& of, const Stretch& part, bool at_end,
                                        const Sums<C>& sum) {
-    const int first_row = block.first_row(part), first_tile = block.first_tile(part);
-    if (first_tile >= block.count) return;  // the output ended with a block before this one
-    const int pairs = min((of.m - first_row + 15) / 16, C::ROWS / 16);  // that there are
-    const Results results(of, block.staged(thread / 32), first_row, (first_tile + thread / 32) * MMA_N);
-    if (!block.shares.shared(part.tile) || part.count == block.shares.units) {
+    const int thread = threadIdx.x, first_row = block.first_row(part);
+    const int pairs = min((of.m - first_row + 15) / 16, C::PAIRS);  // that there are
+    const Results results(of, block.staged(thread / 32), first_row, (block.first_tile(part) + thread / 32) * MMA_N);
+    const Shares shares = block.shares();
+    if (!shares.shared(part.tile) || part.count == block.units) {
 #pragma unroll
-        for (int pair = 0; pair < C::ROWS / 16; ++pair) {
+        for (int pair = 0; pair < C::PAIRS; ++pair) {
             if (pair < pairs) results.store(four<C>(sum, 2 * pair), four<C>(sum, 2 * pair + 1), pair);
         }
         return;
     }
-    const Adders adders(block.shares, part.tile);
-    float4* const own = of.partial + (adders.place(block.shares.group) * C::CLUSTER + block.rank) * C::ITEMS + thread;
+    const int tile = part.tile - shares.whole * shares.blocks;
+    const Adders adders(shares, tile);
+    float4* const own = of.partial + adders.place(shares.block) * C::ITEMS + thread;
 #pragma unroll
     for (int i = 0; i < C::ROWS / 8; ++i) {
         if (i / 2 < pairs) own[i * C::TEAM] = four<C>(sum, i);
     }
     const int parts = adders.final - adders.first + 1, slices = min(pairs, parts);
-    unsigned* const arrived =
-        of.arrived + (part.tile - block.shares.whole * block.shares.groups) * C::CLUSTER + block.rank;
-    sync_team<C::TEAM>(1);
+    sync_team<C::TEAM>(0);
     if (thread == 0) {
         __threadfence();  // who sees the counter sees the sums
-        atomicAdd(arrived, 1u);
+        atomicAdd(of.arrived + tile, 1u);
     }
     for (;;) {
         if (thread == 0) {
-            *block.last() = take_slice(arrived, parts, slices, at_end ? PATIENCE : 1);
+            *block.last() = take_slice(of.arrived + tile, parts, slices, at_end ? PATIENCE : 1);
             __threadfence();
         }
-        sync_team<C::TEAM>(1);
+        sync_team<C::TEAM>(0);
         const int slice = *block.last();
-        sync_team<C::TEAM>(1);
+        sync_team<C::TEAM>(0);
         if (slice < 0) return;
-        add_slice<C>(adders, of.partial, block.rank, thread, pairs * slice / slices, pairs * (slice + 1) / slices, results);
+        add_slice<C>(adders, of.partial, pairs * slice / slices, pairs * (slice + 1) / slices, results);
     }
 }

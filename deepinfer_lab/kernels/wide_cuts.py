@@ -14,7 +14,7 @@ class WideCut:
     Attributes:
         bits: of a weight. across: warpgroups along outputs. teams: of a block.
         rows: that a block owns. stages: slots of the ring. depth: of the ring of each warp's weights.
-        step: products that are decoded together. split: clusters have a tile each, of as many blocks as the launch says.
+        step: products that are decoded together.
     """
 
     bits: int
@@ -24,11 +24,10 @@ class WideCut:
     stages: int
     depth: int
     step: int
-    split: bool
 
     @property
     def name(self) -> str:
-        return f"w{self.bits}_wide_{self.outputs}_{self.rows}" + (f"_split_{self.teams}" if self.split else "")
+        return f"w{self.bits}_wide_{self.outputs}_{self.rows}_{self.teams}"
 
     @property
     def outputs(self) -> int:
@@ -45,4 +44,4 @@ class WideCut:
         warps = self.outputs // UNIT_N * self.teams
         unit = UNIT_N * UNIT_K * self.bits // 8 + UNIT_K // QUARTER * UNIT_N * 2
         ring = self.stages * self.rows * UNIT_K * 2
-        return ring + warps * (self.depth * unit + STAGED) + self.stages * 16 + 16
+        return ring + warps * (self.depth * unit + STAGED) + self.stages * 16

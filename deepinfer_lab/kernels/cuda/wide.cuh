@@ -3,7 +3,7 @@
 //
 //   D[64 outputs, ROWS rows] += A[64 outputs, 16 of K: weights, in registers] * B[16 of K, ROWS rows: activations]
 //
-// A block owns OUTPUTS outputs of ROWS rows, and units (128 of K) of them. Warps have two roles.
+// A block owns OUTPUTS outputs of ROWS rows, a tile, and units (128 of K) of it. Warps have two roles.
 //   Multipliers, TEAMS teams of ACROSS warpgroups: a warpgroup takes 64 outputs, a warp the 16 of one tile. Team i takes the
 //     block's units i, i + TEAMS, ... A unit is 8 products, a step STEP of them: the warps decode the weights of one step while
 //     the products of the step before are under way. Scales are multiplied into the fragments. Nobody else reads a warp's
@@ -12,8 +12,8 @@
 //   One thread of another warp copies activations, which come arranged (arrange_rows.cu), to a ring of STAGES slots. Two barriers
 //     to a slot: `full` and `empty`.
 //
-// Either the grid has a block for each multiprocessor, and blocks share the units of all tiles (wide_results.cuh); or, SPLIT,
-// each cluster of blocks has one tile, and its blocks and their teams share its units (wide_split.cuh).
+// Each block first has whole tiles to itself, as many as all blocks can have. Those that are left over, at most one a cluster of
+// blocks, a cluster's blocks and their teams share by K (wide_results.cuh): no sum passes through the L2.
 #pragma once
 #include "cluster_ptx.cuh"
 #include "tile_units.cuh"
@@ -22,11 +22,10 @@
 constexpr int GROUP = 128, PRODUCTS = 8;  // threads of a warpgroup; products of 16 of K in a unit
 
 // How a kernel's blocks are cut. UNPACK: the weights' layout, `W4Words` or `W3Words`.
-template <class UNPACK, int ACROSS_, int TEAMS_, int ROWS_, int STAGES_, int DEPTH_, int STEP_, bool SPLIT_>
+template <class UNPACK, int ACROSS_, int TEAMS_, int ROWS_, int STAGES_, int DEPTH_, int STEP_>
 struct WideCut {
     using Words = UNPACK;
     static constexpr int ACROSS = ACROSS_, TEAMS = TEAMS_, ROWS = ROWS_, STAGES = STAGES_, DEPTH = DEPTH_, STEP = STEP_;
-    static constexpr bool SPLIT = SPLIT_;
     static constexpr int OUTPUTS = 64 * ACROSS, TILES = OUTPUTS / MMA_N, PAIRS = ROWS / 16;
     static constexpr int TEAM = GROUP * ACROSS, MULTIPLIERS = TEAM * TEAMS, WARPS = MULTIPLIERS / 32;
     static constexpr int THREADS = MULTIPLIERS + GROUP;
@@ -38,10 +37,8 @@ struct WideCut {
     // Bytes: half a slot; the ring; a warp's unit of weights and scales of as many groups as it can have; all that sums may use.
     static constexpr int HALF = ROWS * ROW_BYTES, RING = STAGES * 2 * HALF, UNIT = Words::BYTES + QUARTERS * 32;
     static constexpr int STAGING = RING + WARPS * DEPTH * UNIT, BARRIERS = STAGING + WARPS * PAIR_BYTES;
-    static constexpr int SHARED = BARRIERS + 2 * STAGES * 8 + 16;
-    static constexpr int ITEMS = ROWS / 8 * TEAM;  // of four sums of a thread: see `four`
-    static_assert(SPLIT || TEAMS == 1, "where blocks share tiles, each adds its own sums");
-    static_assert(!SPLIT || TEAMS * ITEMS * 16 <= STAGING, "the sums of all teams lie where slots and weights lay");
+    static constexpr int SHARED = BARRIERS + 2 * STAGES * 8;
+    static_assert(TEAMS * OUTPUTS * ROWS * 4 <= STAGING, "the sums of all teams lie where slots and weights lay");
     static_assert(STAGES >= TEAMS, "a team's first slot");
     static_assert(DEPTH >= 3 && ROWS % 16 == 0 && PRODUCTS / STEP % 2 == 0, "a step's registers are known");
 };
@@ -51,8 +48,6 @@ struct Operands {
     const char *arranged, *tiles, *scales;
     const half_t* bias;
     half_t* out;
-    float4* partial;
-    unsigned* arrived;
     int m, n, k, group_shift;
 };
 
@@ -73,13 +68,20 @@ struct Turn {
 template <class C>
 struct Block {
     char* shared;
-    int count, units, down;  // tiles along N; units of K; blocks of rows
+    int count, units, down;          // tiles of 16 along N; units of K; blocks of rows
+    int cluster, rank, whole, rest;  // blocks of a cluster; place in it; tiles that a block has to itself; those left over
 
     __device__ __forceinline__ Block(char* shared, const Operands& of)
         : shared(shared),
           count((of.n + MMA_N - 1) / MMA_N),
           units((of.k + MMA_K - 1) / MMA_K),
-          down((of.m + C::ROWS - 1) / C::ROWS) {}
+          down((of.m + C::ROWS - 1) / C::ROWS),
+          cluster(cluster_blocks()),
+          rank(blockIdx.x % cluster) {
+        const int tiles = (count + C::TILES - 1) / C::TILES * down, blocks = gridDim.x;
+        whole = C::TEAMS > 1 ? 0 : tiles / blocks;
+        rest = tiles - whole * blocks;
+    }
     __device__ __forceinline__ char* slot(int i) const { return shared + i * 2 * C::HALF; }
     __device__ __forceinline__ char* weights(int warp) const { return shared + C::RING + warp * C::DEPTH * C::UNIT; }
     __device__ __forceinline__ char* staged(int warp) const { return shared + C::STAGING + warp * PAIR_BYTES; }
@@ -87,25 +89,22 @@ struct Block {
         return reinterpret_cast<PhaseBarrier*>(shared + C::BARRIERS) + slot;
     }
     __device__ __forceinline__ PhaseBarrier* empty(int slot) const { return full(C::STAGES + slot); }
-    __device__ __forceinline__ int* last() const { return reinterpret_cast<int*>(full(2 * C::STAGES)); }
     // Tiles that share weights follow one another: the second reader finds them in the L2.
     __device__ __forceinline__ int first_row(const Stretch& part) const { return part.tile % down * C::ROWS; }
     __device__ __forceinline__ int first_tile(const Stretch& part) const { return part.tile / down * C::TILES; }
-    __device__ __forceinline__ Shares shares() const {
-        const int block = settled(blockIdx.x);  // each role its own registers: they have different numbers of them
-        return {(count + C::TILES - 1) / C::TILES * down, units, static_cast<int>(gridDim.x), block};
-    }
-    __device__ __forceinline__ int stretches() const { return C::SPLIT ? 1 : shares().stretches(); }
+    __device__ __forceinline__ int stretches() const { return whole + (static_cast<int>(blockIdx.x) / cluster < rest); }
     __device__ __forceinline__ Stretch stretch(int index) const {
-        if constexpr (!C::SPLIT) return shares().stretch(index);
-        const int blocks = cluster_blocks(), rank = blockIdx.x % blocks, begin = units * rank / blocks;
-        return {static_cast<int>(blockIdx.x) / blocks, begin, units * (rank + 1) / blocks - begin};
+        const int block = blockIdx.x, blocks = gridDim.x;
+        if (index < whole) return {index * blocks + block, 0, units};
+        const int begin = units * rank / cluster;
+        return {whole * blocks + block / cluster, begin, units * (rank + 1) / cluster - begin};
     }
+    // Whether the last stretch has sums that others add to.
+    __device__ __forceinline__ bool shares() const { return (C::TEAMS > 1 || cluster > 1) && stretches() > whole; }
 };
 
 #include "wide_copies.cuh"
 #include "wide_results.cuh"
-#include "wide_split.cuh"
 
 // Of a matrix of rows of 128 bytes in the 128-byte swizzle, k along them: 1024 bytes from eight rows to the next eight. It begins
 // `bytes` after an address that is the same for all lanes, and the compiler knows that: descriptors are uniform registers.
@@ -168,15 +167,15 @@ __device__ __forceinline__ void multiply(const Block<C>& block, const Operands& 
 #pragma unroll
         for (int i = 0; i < C::ROWS / 2; ++i) pin(sum[i]);
         if (before >= 0 && lane == 0) arrive(block.empty(before));
-        if constexpr (C::SPLIT) finish_split<C>(block, of, part, warp, sum);
-        else finish<C>(block, of, part, index + 1 == stretches, sum);
+        if (index == block.whole && block.shares()) finish_shared<C>(block, of, part, warp, sum);
+        else finish<C>(block, of, part, warp, sum);
     }
 }
 
 template <class C>
 __device__ __forceinline__ void wide_block(const char* arranged, const char* tiles, const char* scales, const half_t* bias,
-                                           half_t* out, float4* partial, unsigned* arrived, int m, int n, int k, int group) {
-    const Operands of = {arranged, tiles, scales, bias, out, partial, arrived, m, n, k, __ffs(group) - 1};
+                                           half_t* out, int m, int n, int k, int group) {
+    const Operands of = {arranged, tiles, scales, bias, out, m, n, k, __ffs(group) - 1};
     const Block<C> block(launch_patterns(), of);
     if (threadIdx.x == 0) {
         for (int slot = 0; slot < C::STAGES; ++slot) {
@@ -196,6 +195,6 @@ __device__ __forceinline__ void wide_block(const char* arranged, const char* til
         await_previous();
         if (warp == C::WARPS && elected()) copy_rows(block, of);
         __syncwarp();
-        if constexpr (C::SPLIT) join_split();
+        if (block.shares()) join_shared();
     }
 }

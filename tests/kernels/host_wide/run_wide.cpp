@@ -17,10 +17,9 @@ inline unsigned __shfl_xor_sync(unsigned, unsigned value, int distance) {
 // The order of CUTS in test_wide_on_cpu.py.
 template <class Words>
 struct Cuts {
-    using A = WideCut<Words, 2, 1, 32, 3, 3, 4, false>;
-    using B = WideCut<Words, 1, 1, 64, 2, 4, 2, false>;
-    using C = WideCut<Words, 1, 2, 32, 3, 3, 4, true>;
-    using D = WideCut<Words, 2, 1, 64, 2, 3, 2, true>;
+    using A = WideCut<Words, 2, 1, 32, 3, 3, 4>;
+    using B = WideCut<Words, 1, 1, 64, 2, 4, 2>;
+    using C = WideCut<Words, 1, 2, 32, 3, 3, 4>;
 };
 
 struct Buffer {
@@ -49,7 +48,7 @@ int main() {
         const std::vector<int> n(f.begin(), f.end());
         const auto wide = [&](auto cut) {
             if (decltype(cut)::THREADS != h[3] || decltype(cut)::SHARED != h[6]) complain("not as Python has it");
-            wide_block<decltype(cut)>(b[0], b[1], b[2], b[3], b[4], b[5], b[6], n[0], n[1], n[2], n[3]);
+            wide_block<decltype(cut)>(b[0], b[1], b[2], b[3], b[4], n[0], n[1], n[2], n[3]);
         };
         launch_clusters(h[1], h[2], h[3], h[6], h[7], [&] {
             switch (h[0]) {
@@ -57,11 +56,9 @@ int main() {
                 case 1: return wide(Cuts<W4Words>::A{});
                 case 2: return wide(Cuts<W4Words>::B{});
                 case 3: return wide(Cuts<W4Words>::C{});
-                case 4: return wide(Cuts<W4Words>::D{});
-                case 5: return wide(Cuts<W3Words>::A{});
-                case 6: return wide(Cuts<W3Words>::B{});
-                case 7: return wide(Cuts<W3Words>::C{});
-                case 8: return wide(Cuts<W3Words>::D{});
+                case 4: return wide(Cuts<W3Words>::A{});
+                case 5: return wide(Cuts<W3Words>::B{});
+                case 6: return wide(Cuts<W3Words>::C{});
             }
         });
         for (const Buffer& buffer : b)

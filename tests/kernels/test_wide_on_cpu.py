@@ -41,7 +41,7 @@ class HostWide:
         """float16 [M, N]. grid: clusters; 0 for one a tile. cluster: its blocks."""
         (m, k), n, tiled = x.shape, weight.n, to_tiles(weight)
         arranged = torch.full((-(-k // UNIT_K) * 2, -(-m // 8) * 8, 64), torch.nan).half()
-        self._run(0, (-(-arranged.numel() // 8 // 256), 1), 256, (x, arranged), (m, k))
+        self._run(0, (-(-arranged.numel() // 8 // 128), 1), 128, (x, arranged), (m, k))
         out = torch.full((m, n), torch.nan).half()
         grid = grid or -(-n // cut.outputs) * -(-m // cut.rows)
         tensors = (arranged, tiled.tiles, tiled.scales, bias, out)

@@ -7,7 +7,7 @@
 #include "tile_units.cuh"
 #include "wide_units.cuh"
 
-constexpr int ARRANGERS = 256;
+constexpr int ARRANGERS = 128;  // so few find room beside a block of wide.cuh, and wait there for its end
 
 // The four words of a lane become the words of the same number of all four lanes of its quad, `lane` the place in it.
 __device__ __forceinline__ void transpose_quad(unsigned (&v)[4], int lane) {

@@ -131,6 +131,7 @@ __device__ __forceinline__ void multiply(const Block<C>& block, const Operands& 
     const int lane = threadIdx.x % 32, team = warp / C::TILES;
     Weights<C> weights(block, of, warp);
     for (int i = 1; i < C::DEPTH; ++i) weights.fetch(block, of);
+    __syncthreads();  // the barriers have been started
     await_previous();
     Turn<C::STAGES> turn(team);
     Piece<C> piece;
@@ -177,24 +178,24 @@ __device__ __forceinline__ void wide_block(const char* arranged, const char* til
                                            half_t* out, int m, int n, int k, int group) {
     const Operands of = {arranged, tiles, scales, bias, out, m, n, k, __ffs(group) - 1};
     const Block<C> block(launch_patterns(), of);
-    if (threadIdx.x == 0) {
+    release_next();
+    const int warp = __shfl_sync(0xFFFFFFFF, threadIdx.x / 32, 0);  // and the compiler knows that it is the same for all lanes
+    if (warp < C::WARPS) {
+        if constexpr (C::TRADES) take_registers<C::OWN>();
+        multiply(block, of, warp);
+        return;
+    }
+    if constexpr (C::TRADES) give_registers<C::REST>();
+    if (threadIdx.x == C::MULTIPLIERS) {
         for (int slot = 0; slot < C::STAGES; ++slot) {
             start(block.full(slot), 1);
             start(block.empty(slot), C::TEAM / 32);
         }
         publish_barriers();
     }
-    release_next();
     __syncthreads();
-    const int warp = __shfl_sync(0xFFFFFFFF, threadIdx.x / 32, 0);  // and the compiler knows that it is the same for all lanes
-    if (warp < C::WARPS) {
-        if constexpr (C::TRADES) take_registers<C::OWN>();
-        multiply(block, of, warp);
-    } else {
-        if constexpr (C::TRADES) give_registers<C::REST>();
-        await_previous();
-        if (warp == C::WARPS && elected()) copy_rows(block, of);
-        __syncwarp();
-        if (block.shares()) join_shared();
-    }
+    await_previous();
+    if (warp == C::WARPS && elected()) copy_rows(block, of);
+    __syncwarp();
+    if (block.shares()) join_shared();
 }

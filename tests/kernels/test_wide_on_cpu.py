@@ -45,7 +45,9 @@ class HostWide:
         out = torch.full((m, n), torch.nan).half()
         grid = grid or -(-n // cut.outputs) * -(-m // cut.rows)
         tensors = (arranged, tiled.tiles, tiled.scales, bias, out)
-        self._run(1 + CUTS.index(cut), (grid * cluster, cluster), cut.threads, tensors, (m, n, k, weight.group), cut.shared)
+        self._run(
+            1 + CUTS.index(cut), (grid * cluster, cluster), cut.threads, tensors, (m, n, k, weight.group), cut.shared
+        )
         return out
 
     def _run(self, kernel, grid, threads, tensors, numbers, shared=16) -> None:
@@ -76,7 +78,9 @@ def reference(x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None =
 
 
 @NAMED
-@pytest.mark.parametrize(("n", "k", "group", "m", "cluster"), [(1, 32, 32, 1, 1), (72, 704, 64, -7, 2), (130, 416, 32, 9, 3)])
+@pytest.mark.parametrize(
+    ("n", "k", "group", "m", "cluster"), [(1, 32, 32, 1, 1), (72, 704, 64, -7, 2), (130, 416, 32, 9, 3)]
+)
 def test_matches_reference_on_every_edge(host_wide, make_weight, cut, n, k, group, m, cluster):
     """N, K and M that end inside whatever they can end in. m: so many rows less or more than a block's."""
     m = 1 if m == 1 else cut.rows + m

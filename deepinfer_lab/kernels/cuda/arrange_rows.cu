@@ -1,9 +1,10 @@
 // Activations in the order in which wide.cuh has them in shared memory, so that nothing but copies is left to do there.
 //
 // Lane 4g + t of a warp holds weights of k 8t .. 8t + 7 of a quarter (32 of K; quant/tiles.py), where a product wants k 2t,
-// 2t + 1, 2t + 8 and 2t + 9 of 16. So the 16 pairs of activations of a quarter, 4t + i, lie transposed, at 4i + t. A row of 64 of
-// k, two quarters, is 128 bytes in the 128-byte swizzle: chunk c, of 16 bytes, of row r at 16 (c ^ r % 8). Such rows follow one
-// another along M, padded to a multiple of 8, and then along K, padded to units with zeros. Rows beyond M stay as they were.
+// 2t + 1, 2t + 8 and 2t + 9 of 16. So the 16 pairs of activations of a quarter, 4t + i, lie transposed, at 4i + t. A row of 64
+// of k, two quarters, is 128 bytes in the 128-byte swizzle: chunk c, of 16 bytes, of row r at 16 (c ^ r % 8). Such rows follow
+// one another along M, padded to a multiple of 8, and then along K, padded to units with zeros. Rows beyond M stay as they
+// were.
 #include "tile_units.cuh"
 #include "wide_units.cuh"
 

@@ -28,7 +28,7 @@ __device__ __forceinline__ float4 load_from_block(const float4* from, int rank) 
     return v;
 }
 
-// One lane of a whole warp, always the same. The compiler knows that it is one, which it does not of any that is chosen by number.
+// One lane of a whole warp, always the same. The compiler knows that it is one, which it does not of a lane chosen by number.
 __device__ __forceinline__ bool elected() {
     unsigned one;
     asm volatile("{.reg .pred p;\nelect.sync _|p, 0xFFFFFFFF;\nselp.u32 %0, 1, 0, p;}" : "=r"(one));

@@ -7,13 +7,13 @@
 //   Multipliers, TEAMS teams of ACROSS warpgroups: a warpgroup takes 64 outputs, a warp the 16 of one tile. Team i takes the
 //     block's units i, i + TEAMS, ... A unit is 8 products, a step STEP of them: the warps decode the weights of one step while
 //     the products of the step before are under way. Scales are multiplied into the fragments. Nobody else reads a warp's
-//     weights, so each copies its own, DEPTH - 1 units ahead, and waits for no other: a thread that ordered bulk copies of all
-//     of a block's tiles, two a tile and unit, took longer to do so than tensor cores to multiply.
-//   One thread of another warp copies activations, which come arranged (arrange_rows.cu), to a ring of STAGES slots. Two barriers
-//     to a slot: `full` and `empty`.
+//     weights, so each copies its own, DEPTH - 1 units ahead, and waits for no other. (A thread that ordered bulk copies of all
+//     of a block's tiles, two a tile and unit, took longer to do so than tensor cores to multiply.)
+//   One thread of another warp copies activations, which come arranged (arrange_rows.cu), to a ring of STAGES slots. A slot has
+//     two barriers, `full` and `empty`.
 //
-// Each block first has whole tiles to itself, as many as all blocks can have. Those that are left over, at most one a cluster of
-// blocks, a cluster's blocks and their teams share by K (wide_results.cuh): no sum passes through the L2.
+// Each block first has whole tiles to itself, as many as all blocks can have. Of those that are left over a cluster of blocks
+// has at most one, and its blocks and their teams share that by K (wide_results.cuh): no sum passes through the L2.
 #pragma once
 #include "cluster_ptx.cuh"
 #include "tile_units.cuh"
@@ -34,7 +34,7 @@ struct WideCut {
     static constexpr int ENTRY = 512 / (ACROSS * TEAMS + 1) / 8 * 8, REST = 32;
     static constexpr bool TRADES = ACROSS * TEAMS > 1;
     static constexpr int OWN = (ENTRY * (ACROSS * TEAMS + 1) - REST) / (ACROSS * TEAMS) / 8 * 8;
-    // Bytes: half a slot; the ring; a warp's unit of weights and scales of as many groups as it can have; all that sums may use.
+    // Bytes: half a slot; the ring; a warp's unit, with scales of as many groups as it can have; all that sums may use.
     static constexpr int HALF = ROWS * ROW_BYTES, RING = STAGES * 2 * HALF, UNIT = Words::BYTES + QUARTERS * 32;
     static constexpr int STAGING = RING + WARPS * DEPTH * UNIT, BARRIERS = STAGING + WARPS * PAIR_BYTES;
     static constexpr int SHARED = BARRIERS + 2 * STAGES * 8;
@@ -106,8 +106,9 @@ struct Block {
 #include "wide_copies.cuh"
 #include "wide_results.cuh"
 
-// Of a matrix of rows of 128 bytes in the 128-byte swizzle, k along them: 1024 bytes from eight rows to the next eight. It begins
-// `bytes` after an address that is the same for all lanes, and the compiler knows that: descriptors are uniform registers.
+// Of a matrix of rows of 128 bytes in the 128-byte swizzle, k along them: 1024 bytes from eight rows to the next eight. It
+// begins `bytes` after an address that is the same for all lanes, and the compiler knows that: descriptors are uniform
+// registers.
 __device__ __forceinline__ unsigned long long describe(unsigned address, int bytes) {
     return static_cast<unsigned long long>(1u << 30 | 1024 >> 4) << 32 | ((address & 0x3FFFF) >> 4 | 1u << 16) + bytes / 16;
 }
@@ -154,7 +155,8 @@ __device__ __forceinline__ void multiply(const Block<C>& block, const Operands& 
                 begin_products();
 #pragma unroll
                 for (int p = 0; p < C::STEP; ++p) {
-                    multiply_async<C::ROWS>(sum, a[step % 2][p], describe(rows, (first + p) / 4 * C::HALF + (first + p) % 4 * 32));
+                    const int bytes = (first + p) / 4 * C::HALF + (first + p) % 4 * 32;
+                    multiply_async<C::ROWS>(sum, a[step % 2][p], describe(rows, bytes));
                 }
                 end_products();
                 if (first + C::STEP == PRODUCTS) weights.take(block, of, piece);

@@ -1,9 +1,9 @@
 // What becomes of the sums of wide.cuh, of which this is a part.
 //
-// Where the teams of a cluster's blocks share a tile, each writes its sums to its own block's shared memory, and then all warps of
-// the cluster take shares of the tile, whose sums they read where they are. Through the L2, blocks of 256 outputs and 64 rows on
-// all multiprocessors leave 8.6 MB, and wait: 9 us on an H200. A share is 16 outputs of 16 rows. Its sums are added in the order
-// of blocks and teams, whoever does it.
+// Where the teams of a cluster's blocks share a tile, each writes its sums to its own block's shared memory. Then all warps of
+// the cluster take shares of the tile, 16 outputs of 16 rows, and add what they read where it is, in the order of blocks and
+// teams: the same bits whoever does it. (By way of the L2, blocks of 256 outputs and 64 rows on all multiprocessors left 8.6 MB
+// and waited for one another: 9 us on an H200.)
 #pragma once
 
 // A thread's sums: of rows 8j + 2t and 8j + 2t + 1 and outputs g and g + 8 of a tile in 4j ...
@@ -16,8 +16,9 @@ __device__ __forceinline__ float4 four(const Sums<C>& sum, int j) {
     return {sum[4 * j], sum[4 * j + 1], sum[4 * j + 2], sum[4 * j + 3]};
 }
 
-// Where a warp's results go: by way of 16 rows of its tile's 16 outputs in shared memory, of which a lane stores eight values at
-// once. Of row r, outputs 0 .. 7 lie at chunk 2r, and 8 .. 15 beside them; four rows in eight the other way round, for the banks.
+// Where a warp's results go: by way of 16 rows of its tile's 16 outputs in shared memory, of which a lane stores eight values
+// at once. Of row r, outputs 0 .. 7 lie at chunk 2r, and 8 .. 15 beside them; four rows in eight the other way round, for the
+// banks.
 struct Results {
     char* staged;
     half_t* to;
@@ -40,8 +41,9 @@ struct Results {
     // Of 16 rows, from row 16 * pair on.
     __device__ __forceinline__ void store(const float4& low, const float4& high, int pair) const {
         const int lane = threadIdx.x % 32, from = lane / 16 * 8 + lane % 8, half = lane / 8 % 2;
-        const unsigned words[4] = {half_pair(low.x + bias[0], low.y + bias[0]), half_pair(low.z + bias[1], low.w + bias[1]),
-                                   half_pair(high.x + bias[0], high.y + bias[0]), half_pair(high.z + bias[1], high.w + bias[1])};
+        const auto both = [&](float x, float y, int i) { return half_pair(x + bias[i], y + bias[i]); };
+        const unsigned words[4] = {both(low.x, low.y, 0), both(low.z, low.w, 1), both(high.x, high.y, 0),
+                                   both(high.z, high.w, 1)};
         __syncwarp();  // the pair before has been read
         store_transposed(staged + 16 * (2 * from + (half ^ from / 4 % 2)), words);
         __syncwarp();

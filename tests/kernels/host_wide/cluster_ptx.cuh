@@ -68,16 +68,16 @@ void launch_clusters(int grid, int blocks, int threads, int shared, int seed, Ke
 }
 
 inline bool elected() { return threadIdx.x % 32 == 0; }
-inline unsigned transposed_words[1024][4];
 inline char* transposed_rows[1024];
 inline void store_transposed(char* row, const unsigned (&words)[4]) {
     if (reinterpret_cast<size_t>(row) % 16) std::abort();
-    std::memcpy(transposed_words[threadIdx.x], words, 16);
     transposed_rows[threadIdx.x] = row;
     sync_warp();
     const int warp = threadIdx.x / 32 * 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
     for (int matrix = 0; matrix < 4; ++matrix)
-        for (int half = 0; half < 2; ++half)
-            std::memcpy(transposed_rows[warp + 8 * matrix + 2 * t + half] + 2 * g, reinterpret_cast<const char*>(words + matrix) + 2 * half, 2);
+        for (int half = 0; half < 2; ++half) {
+            char* const to = transposed_rows[warp + 8 * matrix + 2 * t + half] + 2 * g;
+            std::memcpy(to, reinterpret_cast<const char*>(words + matrix) + 2 * half, 2);
+        }
     sync_warp();
 }

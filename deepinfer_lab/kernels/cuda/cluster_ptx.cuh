@@ -10,9 +10,13 @@ __device__ __forceinline__ int cluster_blocks() {
     return static_cast<int>(blocks);
 }
 
-// For all threads of a cluster's blocks. What they have written to their shared memory before, the others see.
+// For all threads of a cluster's blocks, by whole warps. What they have written to their shared memory before, the others see.
 __device__ __forceinline__ void sync_cluster() {
-    asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
+    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+// Likewise, where they have only read: nobody waits for what is still on its way to global memory.
+__device__ __forceinline__ void leave_cluster() {
+    asm volatile("barrier.cluster.arrive.relaxed.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
 }
 
 // From where `from` would be in the shared memory of block `rank` of the cluster.

@@ -77,7 +77,7 @@ __device__ __forceinline__ void finish(const Block<C>& block, const Operands& of
 // For threads that have no sums.
 __device__ __forceinline__ void join_shared() {
     sync_cluster();
-    sync_cluster();
+    leave_cluster();
 }
 
 template <class C>
@@ -115,5 +115,5 @@ __device__ __forceinline__ void finish_shared(const Block<C>& block, const Opera
         }
         Results(of, block.staged(warp), first_row, (first_tile + tile) * MMA_N).store(total[0], total[1], pair);
     }
-    sync_cluster();  // a block's shared memory is there until all have read it
+    leave_cluster();  // a block's shared memory is there until all have read it
 }

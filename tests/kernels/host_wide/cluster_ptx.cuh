@@ -15,6 +15,7 @@ inline Barrier cluster_barrier;
 
 inline int cluster_blocks() { return static_cast<int>(cluster.size()); }
 inline void sync_cluster() { wait_at(cluster_barrier); }
+inline void leave_cluster() { wait_at(cluster_barrier); }
 inline float4 load_from_block(const float4* from, int rank) {
     return *reinterpret_cast<const float4*>(cluster_shared[rank] + shared_address(from));
 }

@@ -45,3 +45,23 @@ class WideCut:
         unit = UNIT_N * UNIT_K * self.bits // 8 + UNIT_K // QUARTER * UNIT_N * 2
         ring = self.stages * self.rows * UNIT_K * 2
         return ring + warps * (self.depth * unit + STAGED) + self.stages * 16
+
+
+# For up to 32, 64, 128 and more rows. Narrow blocks of several teams where a weight has few outputs.
+WIDE_CUTS = tuple(
+    WideCut(bits, across, teams, rows, stages, depth, step=4)
+    for bits in (4, 3)
+    for across, teams, rows, stages, depth in (
+        (4, 1, 32, 12, 6),
+        (2, 2, 32, 12, 6),
+        (1, 4, 32, 12, 6),
+        (4, 1, 64, 6, 6),
+        (3, 1, 64, 7, 6),
+        (2, 2, 64, 6, 6),
+        (1, 4, 64, 6, 6),
+        (3, 1, 128, 4, 5),
+        (2, 1, 128, 5, 6),
+        (1, 2, 128, 5, 6),
+        (2, 1, 256, 3, 3),
+    )
+)

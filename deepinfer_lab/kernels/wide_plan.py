@@ -7,10 +7,10 @@ from deepinfer_lab.kernels.wide_cuts import UNIT_K, WIDE_CUTS, WideCut
 
 # In cycles of a multiprocessor of the H200, estimated from the instructions and the bytes of a unit (128 of K).
 COLUMN = 1 / 2048  # of a multiply-add on four tensor cores
-OUTPUT = 3.6  # of instructions, of an output: 57 of a warp's tile on each of four schedulers
+OUTPUT = 3.6  # of instructions, of an output: 228 a warp, which has 16, on four schedulers
 CHAIN = 700  # of one team's unit, from weights to sums, where it has nothing to hide behind
 FROM_L2, FROM_MEMORY = 1 / 28, 1 / 17  # of a byte, all multiprocessors reading
-START, TILE, EXCHANGE, SUM = 2500, 800, 1200, 0.3  # of a launch; of a tile; of a shared tile more, and of a sum of it
+START, TILE, EXCHANGE, SUM = 2500, 800, 1200, 0.15  # of a launch; of a tile; of a shared tile more, and of a sum of it
 
 
 @dataclass(frozen=True)

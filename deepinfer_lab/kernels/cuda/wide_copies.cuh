@@ -18,15 +18,16 @@ struct Piece {
 template <class C>
 struct Weights {
     char* ring;
-    int team, tile, group_bytes, index = 0, left, newest = 0, oldest = 0;  // places in the ring
-    unsigned at;  // the next unit, of all tiles
-    bool there;   // the output does not end before this tile
+    int team, tile, index = 0, left;  // the next stretch; units of the one at hand
+    int newest = 0, oldest = 0;       // places in the ring
+    unsigned at;                      // the next unit, of all tiles
+    bool there;                       // the output does not end before this tile
 
     __device__ __forceinline__ Weights(const Block<C>& block, const Operands& of, int warp)
         : ring(block.weights(warp)), team(warp / C::TILES), tile(warp % C::TILES) {
         begin(block);
     }
-    // Of the first stretch from `index` on that has units for this team.
+    // The next stretch, if there is one.
     __device__ __forceinline__ void begin(const Block<C>& block) {
         left = 0;
         if (index == block.stretches()) return;

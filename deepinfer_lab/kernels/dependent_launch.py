@@ -1,8 +1,12 @@
-"""Programmatic dependent launch: a kernel's blocks take their places while those of the kernel before it still run.
+"""Launches that CuPy cannot ask for: programmatic dependent launch, and clusters of blocks.
 
-A stream otherwise starts a kernel when the one before it is done and has written everything back, about a microsecond during
+Programmatic dependent launch: a kernel's blocks take their places while those of the kernel before it still run. A stream
+otherwise starts a kernel when the one before it is done and has written everything back, about a microsecond during
 which the device does nothing; a decode step is some 400 small kernels. CUDA Programming Guide, "Programmatic Dependent Launch
-and Synchronization"; layouts of the structures as in cuda.h. CuPy's launches cannot ask for it.
+and Synchronization".
+
+Clusters: neighbouring blocks that run at the same time and read one another's shared memory; of up to 8 on any device that has
+them. CUDA Programming Guide, "Thread Block Clusters". Layouts of the structures as in cuda.h.
 """
 
 import ctypes
@@ -14,13 +18,16 @@ import numpy as np
 from deepinfer_lab.errors import KernelError
 
 MIN_CAPABILITY = (9, 0)
+MAX_CLUSTER = 8
+ANY_CLUSTERS = 1024  # of a grid of which the driver is only asked how many clusters of it run at once
+CLUSTER_DIMENSION = 4  # CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
 PROGRAMMATIC_STREAM_SERIALIZATION = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
 
 
 class _Attribute(ctypes.Structure):
-    """CUlaunchAttribute: an id, padded to 8 bytes, and a union of 64, of which this one uses an int."""
+    """CUlaunchAttribute: an id, padded to 8 bytes, and a union of 64, of which these use an int, or three."""
 
-    _fields_ = (("id", ctypes.c_int), ("pad", ctypes.c_int), ("value", ctypes.c_int), ("rest", ctypes.c_char * 60))
+    _fields_ = (("id", ctypes.c_int), ("pad", ctypes.c_int), ("value", ctypes.c_int * 3), ("rest", ctypes.c_char * 52))
 
 
 class _Config(ctypes.Structure):
@@ -54,21 +61,48 @@ def available(capability: tuple[int, int]) -> bool:
 
 
 def launch(
-    function: int, grid: tuple[int, ...], threads: int, shared: int, stream: int, arguments: Sequence[np.number]
+    function: int,
+    grid: tuple[int, ...],
+    threads: int,
+    shared: int,
+    stream: int,
+    arguments: Sequence[np.number],
+    *,
+    dependent: bool,
+    cluster: int = 1,
 ) -> None:
-    """Enqueue a kernel that awaits those before it by itself (`await_previous` in cuda/dependent.cuh).
+    """Enqueue a kernel.
 
     Args:
         function, stream: CUfunction and CUstream, of the current context. shared: bytes of shared memory beyond what the
             kernel declares.
+        dependent: it awaits those before it by itself (`await_previous` in cuda/dependent.cuh).
+        cluster: blocks of a cluster, along the grid's x.
 
     Raises:
         KernelError: the driver refuses, with its number.
     """
     held = [np.array(argument) for argument in arguments]
     pointers = (ctypes.c_void_p * len(held))(*[each.ctypes.data for each in held])
-    attribute = _Attribute(PROGRAMMATIC_STREAM_SERIALIZATION, 0, 1)
-    config = _Config((*grid, 1, 1)[:3], (threads, 1, 1), shared, stream, ctypes.pointer(attribute), 1)
+    config = _config(grid, threads, shared, stream, dependent=dependent, cluster=cluster)
     status = _driver().cuLaunchKernelEx(ctypes.byref(config), ctypes.c_void_p(function), pointers, None)
     if status:
-        raise KernelError(f"cuLaunchKernelEx: CUDA error {status}")
+        raise KernelError(f"cuLaunchKernelEx: CUDA error {status}, grid {grid}, clusters of {cluster}")
+
+
+def active_clusters(function: int, threads: int, shared: int, cluster: int) -> int:
+    """Clusters of so many blocks that the current context's device holds at once; 0 where the driver cannot tell."""
+    count = ctypes.c_int()
+    config = _config((cluster * ANY_CLUSTERS,), threads, shared, 0, dependent=False, cluster=cluster)
+    status = _driver().cuOccupancyMaxActiveClusters(
+        ctypes.byref(count), ctypes.c_void_p(function), ctypes.byref(config)
+    )
+    return 0 if status else count.value
+
+
+def _config(grid: tuple[int, ...], threads: int, shared: int, stream: int, *, dependent: bool, cluster: int) -> _Config:
+    """It keeps its attributes alive."""
+    wanted = [(CLUSTER_DIMENSION, (cluster, 1, 1))] if cluster > 1 else []
+    wanted += [(PROGRAMMATIC_STREAM_SERIALIZATION, (1, 0, 0))] if dependent else []
+    attributes = (_Attribute * len(wanted))(*[_Attribute(which, 0, value) for which, value in wanted])
+    return _Config((*grid, 1, 1)[:3], (threads, 1, 1), shared, stream, attributes, len(wanted))

@@ -201,3 +201,11 @@ __device__ __forceinline__ void wide_block(const char* arranged, const char* til
     __syncwarp();
     if (block.shares()) join_shared();
 }
+
+// The kernel of this name, whose blocks are cut so: the arguments of `WideCut`.
+#define WIDE_KERNEL(name, ...)                                                                                             \
+    extern "C" __global__ void __launch_bounds__(WideCut<__VA_ARGS__>::THREADS, 1)                                         \
+    name(const char* arranged, const char* __restrict__ tiles, const char* __restrict__ scales,                            \
+         const half_t* __restrict__ bias, half_t* __restrict__ out, int m, int n, int k, int group) {                      \
+        wide_block<WideCut<__VA_ARGS__>>(arranged, tiles, scales, bias, out, m, n, k, group);                              \
+    }

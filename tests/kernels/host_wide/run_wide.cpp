@@ -14,7 +14,7 @@ inline unsigned __shfl_xor_sync(unsigned, unsigned value, int distance) {
 #include "arrange_rows.cu"
 #include "wide.cuh"
 
-// The order of CUTS in test_wide_on_cpu.py.
+// The order of CUTS in wide_products.py.
 template <class Words>
 struct Cuts {
     using A = WideCut<Words, 2, 1, 32, 3, 3, 4>;

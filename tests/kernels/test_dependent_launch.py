@@ -2,12 +2,15 @@
 
 import ctypes
 import re
+from contextlib import nullcontext
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 
 from deepinfer_lab.errors import KernelError
-from deepinfer_lab.kernels import dependent_launch
+from deepinfer_lab.kernels import dependent_launch, loader
 from deepinfer_lab.kernels.catalogue import SOURCES
 from deepinfer_lab.kernels.ops_catalogue import OPS
 
@@ -81,3 +84,16 @@ def test_clusters_that_a_device_holds(monkeypatch):
     assert dependent_launch.active_clusters(7, 640, 2**17, 6) == 66
     assert driver.grid[0] % 6 == 0
     assert driver.attributes == {4: (6, 1, 1)}
+
+
+def test_sizes_of_clusters_that_a_device_lacks_are_left_out(monkeypatch):
+    op, function = next(iter(OPS.values())), SimpleNamespace(ptr=7)
+    counts = {2: 66, 3: 42, 4: 30, 5: 24, 6: 20, 7: 0, 8: 14}
+    monkeypatch.setattr(loader, "multiprocessors", lambda _: 132)
+    monkeypatch.setattr(loader, "loader", lambda _: SimpleNamespace(function=lambda _: function))
+    monkeypatch.setattr(torch.cuda, "device", lambda _: nullcontext())
+    monkeypatch.setattr(dependent_launch, "active_clusters", lambda *arguments: counts[arguments[-1]])
+    monkeypatch.setattr(loader, "_can_depend", lambda _: True)
+    assert loader.held_clusters(op, 1024, 0) == {1: 132, 2: 66, 3: 42, 4: 30, 5: 24, 6: 20, 8: 14}
+    monkeypatch.setattr(loader, "_can_depend", lambda _: False)
+    assert loader.held_clusters(op, 1024, 0) == {1: 132}

@@ -19,7 +19,6 @@ BLOCKS_PER_SM = 8  # that splitting aims at: as many of these blocks as a multip
 # up to 5% where N is large, and loses up to 20% where K is: cuBLAS then has few columns to spread over the card.
 SLICE_BYTES = 160 * 2**20
 SLICE_ROWS = 128  # slices are multiples of it: whole tiles for cuBLAS, and aligned outputs
-MAX_WIDE_M = 2**24 - 256  # bytes of arranged rows, 128 each, are counted in 32 bits
 MAX_GRID_Y = 65535  # CUDA Programming Guide, technical specifications: maximum y-dimension of a grid
 
 
@@ -118,7 +117,7 @@ class MmaProduct:
 
     Attributes:
         name: of the launcher. bits: 3 or 4. summary: what it does, in a few words. block_n: outputs of a block.
-        max_m: the largest M: rows of a last block reach past it, by less than 128; or what the kernel's own counts hold.
+        max_m: the largest M: rows of a last block reach past it, by less than 256.
         capability: the only compute capability whose devices can run it; None: all that can run the others.
     """
 
@@ -126,7 +125,7 @@ class MmaProduct:
     bits: int
     summary: str
     block_n: int = 16
-    max_m: int = 2**31 - 1 - 128
+    max_m: int = 2**31 - 1 - 256
     capability: tuple[int, int] | None = None
 
 
@@ -146,13 +145,13 @@ PRODUCTS: MappingProxyType[str, Kernel | DequantiseProduct] = MappingProxyType(
 TILED = MappingProxyType(
     {
         f"w{bits}_{kind}": MmaProduct(
-            f"w{bits}_{kind}", bits, f"{summary}, re-packed for tensor cores", max_m=max_m, capability=capability
+            f"w{bits}_{kind}", bits, f"{summary}, re-packed for tensor cores", capability=capability
         )
-        for kind, summary, max_m, capability in (
-            ("mma_small", "up to 32 rows share one read of the weights", MmaProduct.max_m, None),
-            ("mma_block", "up to 128 rows share one read of the weights", MmaProduct.max_m, None),
-            ("wgmma", "up to 128 rows share one read of the weights, on Hopper alone", MmaProduct.max_m, (9, 0)),
-            ("wide", "up to 256 arranged rows share one read of the weights, on Hopper alone", MAX_WIDE_M, (9, 0)),
+        for kind, summary, capability in (
+            ("mma_small", "up to 32 rows share one read of the weights", None),
+            ("mma_block", "up to 128 rows share one read of the weights", None),
+            ("wgmma", "up to 128 rows share one read of the weights, on Hopper alone", (9, 0)),
+            ("wide", "up to 256 rows share one read of the weights, on Hopper alone", (9, 0)),
         )
         for bits in (4, 3)
     }

@@ -2,8 +2,7 @@
 (`quant/tiles.py`, `cuda/wide.cuh`), whose blocks form clusters.
 
 x[M, K] @ weight[N, K].T + bias[N]: arguments and rounding are those of `kernels/mma_block.py`. Made for M from 17 to some
-hundreds, right for any up to 2^24 - 256. Two launches: the first writes the activations in the order in which blocks copy them
-to memory of torch's allocator, about as much as x has.
+hundreds, right for any.
 
 Raises:
     KernelError: as there; or a device of another compute capability, which lacks `wgmma`.
@@ -24,7 +23,6 @@ from deepinfer_lab.kernels.tiles_check import checked, require_capability
 from deepinfer_lab.kernels.wide_cuts import UNIT_K, WIDE_CUTS
 from deepinfer_lab.kernels.wide_plan import WidePlan, plan, tiles_of
 
-ARRANGE = OPS["arrange_rows"]
 MAX_N = MAX_INT - max(cut.outputs for cut in WIDE_CUTS)
 PLANS = 4096  # kept of products; to choose one takes the CPU longer than a launch
 
@@ -101,12 +99,7 @@ def run(
 ) -> None:
     """Enqueue this plan, without a look at the operands."""
     (m, k), n, cut = x.shape, out.shape[1], chosen.cut
-    units, rows = -(-k // UNIT_K), -(-m // 8) * 8
-    pieces = units * rows * UNIT_K // 8  # of activations: what a thread arranges
-    counted = max(pieces + ARRANGE.threads, tiles_of(cut, m, n) * units)
+    counted = tiles_of(cut, m, n) * -(-k // UNIT_K)
     require(counted <= MAX_INT, f"{cut.name}: M x N x K = {m} x {n} x {k} is too large")
-    arranged = torch.empty(2 * units, rows, UNIT_K // 2, dtype=torch.float16, device=x.device)
-    launch_op(ARRANGE, (-(-pieces // ARRANGE.threads),), (x, arranged), m, k)
-    tensors, numbers = (arranged, tiles, scales, bias, out), (m, n, k, group)
-    grid = (chosen.clusters * chosen.blocks,)
-    launch_op(OPS[cut.name], grid, tensors, *numbers, shared=cut.shared, cluster=chosen.blocks)
+    tensors, grid = (x, tiles, scales, bias, out), (chosen.clusters * chosen.blocks,)
+    launch_op(OPS[cut.name], grid, tensors, m, n, k, group, shared=cut.shared, cluster=chosen.blocks)

@@ -10,6 +10,36 @@ __device__ __forceinline__ int cluster_blocks() {
     return static_cast<int>(blocks);
 }
 
+// This block's place in its cluster, and the cluster's in the grid.
+__device__ __forceinline__ int cluster_rank() {
+    unsigned rank;
+    asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    return static_cast<int>(rank);
+}
+__device__ __forceinline__ int cluster_index() {
+    unsigned index;
+    asm("mov.u32 %0, %%clusterid.x;" : "=r"(index));
+    return static_cast<int>(index);
+}
+
+// As `await`. A wait that nothing ends traps: the launch fails instead of holding the card.
+constexpr long long PATIENCE = 4000000000ll;  // cycles: some two seconds
+__device__ __forceinline__ bool is_over(PhaseBarrier* barrier, unsigned parity) {
+    unsigned over;
+    asm volatile("{.reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p;}"
+                 : "=r"(over)
+                 : "r"(shared_address(barrier)), "r"(parity)
+                 : "memory");
+    return over;
+}
+__device__ __forceinline__ void await_or_trap(PhaseBarrier* barrier, unsigned parity) {
+    if (is_over(barrier, parity)) return;
+    const long long since = clock64();
+    while (!is_over(barrier, parity)) {
+        if (clock64() - since > PATIENCE) __trap();
+    }
+}
+
 // For all threads of a cluster's blocks, by whole warps. What they have written to their shared memory before, the others see.
 __device__ __forceinline__ void sync_cluster() {
     asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
@@ -30,13 +60,6 @@ __device__ __forceinline__ float4 load_from_block(const float4* from, int rank) 
         : "r"(shared_address(from)), "r"(rank)
         : "memory");
     return v;
-}
-
-// One lane of a whole warp, always the same. The compiler knows that it is one, which it does not of a lane chosen by number.
-__device__ __forceinline__ bool elected() {
-    unsigned one;
-    asm volatile("{.reg .pred p;\nelect.sync _|p, 0xFFFFFFFF;\nselp.u32 %0, 1, 0, p;}" : "=r"(one));
-    return one;
 }
 
 // Four 8 x 8 matrices of 16-bit values, transposed on their way: of row g of matrix i, lane 4g + t has columns 2t and 2t + 1 in

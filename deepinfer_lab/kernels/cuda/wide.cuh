@@ -9,8 +9,8 @@
 //     the products of the step before are under way. Scales are multiplied into the fragments. Nobody else reads a warp's
 //     weights, so each copies its own, DEPTH - 1 units ahead, and waits for no other. (A thread that ordered bulk copies of all
 //     of a block's tiles, two a tile and unit, took longer to do so than tensor cores to multiply.)
-//   One thread of another warp copies activations, which come arranged (arrange_rows.cu), to a ring of STAGES slots. A slot has
-//     two barriers, `full` and `empty`.
+//   One more warpgroup reads activations as they lie in memory, AHEAD batches of 32 rows ahead in registers, and stores them to a
+//     ring of STAGES slots in the order that products want. A slot has two barriers, `full` and `empty`.
 //
 // Each block first has whole tiles to itself, as many as all blocks can have. Of those that are left over a cluster of blocks
 // has at most one, and its blocks and their teams share that by K (wide_results.cuh): no sum passes through the L2.
@@ -19,7 +19,8 @@
 #include "tile_units.cuh"
 #include "wide_units.cuh"
 
-constexpr int GROUP = 128, PRODUCTS = 8;  // threads of a warpgroup; products of 16 of K in a unit
+// Threads and warps of a warpgroup; products of 16 of K in a unit; rows of a batch.
+constexpr int GROUP = 128, COPIERS = GROUP / 32, PRODUCTS = 8, BATCH = 32;
 
 // How a kernel's blocks are cut. UNPACK: the weights' layout, `W4Words` or `W3Words`.
 template <class UNPACK, int ACROSS_, int TEAMS_, int ROWS_, int STAGES_, int DEPTH_, int STEP_>
@@ -29,9 +30,11 @@ struct WideCut {
     static constexpr int OUTPUTS = 64 * ACROSS, TILES = OUTPUTS / MMA_N, PAIRS = ROWS / 16;
     static constexpr int TEAM = GROUP * ACROSS, MULTIPLIERS = TEAM * TEAMS, WARPS = MULTIPLIERS / 32;
     static constexpr int THREADS = MULTIPLIERS + GROUP;
+    // Batches of activations in registers: more where a unit takes more, or they would be as late as the L2 is.
+    static constexpr int AHEAD = ROWS > 64 ? 3 : 2;
     // Registers of a thread: what the launch gives all, then multipliers and the others. A quarter of each group's 128 threads
     // shares 512 of them.
-    static constexpr int ENTRY = 512 / (ACROSS * TEAMS + 1) / 8 * 8, REST = 32;
+    static constexpr int ENTRY = 512 / (ACROSS * TEAMS + 1) / 8 * 8, REST = 32 + 16 * AHEAD;
     static constexpr bool TRADES = ACROSS * TEAMS > 1;
     static constexpr int OWN = (ENTRY * (ACROSS * TEAMS + 1) - REST) / (ACROSS * TEAMS) / 8 * 8;
     // Bytes: half a slot; the ring; a warp's unit, with scales of as many groups as it can have; all that sums may use.
@@ -40,12 +43,12 @@ struct WideCut {
     static constexpr int SHARED = BARRIERS + 2 * STAGES * 8;
     static_assert(TEAMS * OUTPUTS * ROWS * 4 <= STAGING, "the sums of all teams lie where slots and weights lay");
     static_assert(STAGES >= TEAMS, "a team's first slot");
-    static_assert(DEPTH >= 3 && ROWS % 16 == 0 && PRODUCTS / STEP % 2 == 0, "a step's registers are known");
+    static_assert(DEPTH >= 3 && ROWS % BATCH == 0 && PRODUCTS / STEP % 2 == 0, "a step's registers are known");
 };
 
-// What a kernel is given. arranged: activations.
+// What a kernel is given. x: activations.
 struct Operands {
-    const char *arranged, *tiles, *scales;
+    const char *x, *tiles, *scales;
     const half_t* bias;
     half_t* out;
     int m, n, k, group_shift;
@@ -77,9 +80,9 @@ struct Block {
           units((of.k + MMA_K - 1) / MMA_K),
           down((of.m + C::ROWS - 1) / C::ROWS),
           cluster(cluster_blocks()),
-          rank(blockIdx.x % cluster) {
+          rank(cluster_rank()) {
         const int tiles = (count + C::TILES - 1) / C::TILES * down, blocks = gridDim.x;
-        whole = C::TEAMS > 1 ? 0 : tiles / blocks;
+        whole = C::TEAMS > 1 ? 0 : over(tiles, blocks);
         rest = tiles - whole * blocks;
     }
     __device__ __forceinline__ char* slot(int i) const { return shared + i * 2 * C::HALF; }
@@ -90,14 +93,16 @@ struct Block {
     }
     __device__ __forceinline__ PhaseBarrier* empty(int slot) const { return full(C::STAGES + slot); }
     // Tiles that share weights follow one another: the second reader finds them in the L2.
-    __device__ __forceinline__ int first_row(const Stretch& part) const { return part.tile % down * C::ROWS; }
-    __device__ __forceinline__ int first_tile(const Stretch& part) const { return part.tile / down * C::TILES; }
-    __device__ __forceinline__ int stretches() const { return whole + (static_cast<int>(blockIdx.x) / cluster < rest); }
+    __device__ __forceinline__ int first_row(const Stretch& part) const {
+        return (part.tile - over(part.tile, down) * down) * C::ROWS;
+    }
+    __device__ __forceinline__ int first_tile(const Stretch& part) const { return over(part.tile, down) * C::TILES; }
+    __device__ __forceinline__ int stretches() const { return whole + (cluster_index() < rest); }
     __device__ __forceinline__ Stretch stretch(int index) const {
         const int block = blockIdx.x, blocks = gridDim.x;
         if (index < whole) return {index * blocks + block, 0, units};
-        const int begin = units * rank / cluster;
-        return {whole * blocks + block / cluster, begin, units * (rank + 1) / cluster - begin};
+        const int begin = over(units * rank, cluster);
+        return {whole * blocks + cluster_index(), begin, over(units * (rank + 1), cluster) - begin};
     }
     // Whether the last stretch has sums that others add to.
     __device__ __forceinline__ bool shares() const { return (C::TEAMS > 1 || cluster > 1) && stretches() > whole; }
@@ -131,12 +136,11 @@ template <class C>
 __device__ __forceinline__ void multiply(const Block<C>& block, const Operands& of, int warp) {
     const int lane = threadIdx.x % 32, team = warp / C::TILES;
     Weights<C> weights(block, of, warp);
+#pragma unroll 1  // what a block begins with is not in the cache of instructions
     for (int i = 1; i < C::DEPTH; ++i) weights.fetch(block, of);
     __syncthreads();  // the barriers have been started
     await_previous();
     Turn<C::STAGES> turn(team);
-    Piece<C> piece;
-    weights.take(block, of, piece);
     const int stretches = block.stretches();
     for (int index = 0; index < stretches; ++index) {
         const Stretch part = block.stretch(index);
@@ -145,13 +149,15 @@ __device__ __forceinline__ void multiply(const Block<C>& block, const Operands& 
         for (int i = 0; i < C::ROWS / 2; ++i) sum[i] = 0.0f, pin(sum[i]);
         unsigned a[2][C::STEP][4];
         int before = -1;  // the slot that the products under way read
+        Piece<C> piece;
+        if (team_units<C>(part, team) > 0) weights.take(block, of, piece);
         for (int left = team_units<C>(part, team); left > 0; --left) {
             const unsigned rows = __shfl_sync(0xFFFFFFFF, shared_address(block.slot(turn.slot)), 0);
 #pragma unroll
             for (int step = 0; step < PRODUCTS / C::STEP; ++step) {
                 const int first = step * C::STEP;
                 decode<C>(piece, first, a[step % 2]);
-                if (step == 0) await(block.full(turn.slot), turn.parity);
+                if (step == 0) await_or_trap(block.full(turn.slot), turn.parity);
                 begin_products();
 #pragma unroll
                 for (int p = 0; p < C::STEP; ++p) {
@@ -159,7 +165,7 @@ __device__ __forceinline__ void multiply(const Block<C>& block, const Operands& 
                     multiply_async<C::ROWS>(sum, a[step % 2][p], describe(rows, bytes));
                 }
                 end_products();
-                if (first + C::STEP == PRODUCTS) weights.take(block, of, piece);
+                if (first + C::STEP == PRODUCTS && left > 1) weights.take(block, of, piece);
                 await_products<1>();
                 if (step == 0 && before >= 0 && lane == 0) arrive(block.empty(before));
             }
@@ -176,9 +182,9 @@ __device__ __forceinline__ void multiply(const Block<C>& block, const Operands& 
 }
 
 template <class C>
-__device__ __forceinline__ void wide_block(const char* arranged, const char* tiles, const char* scales, const half_t* bias,
-                                           half_t* out, int m, int n, int k, int group) {
-    const Operands of = {arranged, tiles, scales, bias, out, m, n, k, __ffs(group) - 1};
+__device__ __forceinline__ void wide_block(const char* x, const char* tiles, const char* scales, const half_t* bias, half_t* out,
+                                           int m, int n, int k, int group) {
+    const Operands of = {x, tiles, scales, bias, out, m, n, k, __ffs(group) - 1};
     const Block<C> block(launch_patterns(), of);
     release_next();
     const int warp = __shfl_sync(0xFFFFFFFF, threadIdx.x / 32, 0);  // and the compiler knows that it is the same for all lanes
@@ -190,22 +196,19 @@ __device__ __forceinline__ void wide_block(const char* arranged, const char* til
     if constexpr (C::TRADES) give_registers<C::REST>();
     if (threadIdx.x == C::MULTIPLIERS) {
         for (int slot = 0; slot < C::STAGES; ++slot) {
-            start(block.full(slot), 1);
+            start(block.full(slot), COPIERS);
             start(block.empty(slot), C::TEAM / 32);
         }
         publish_barriers();
     }
-    __syncthreads();
-    await_previous();
-    if (warp == C::WARPS && elected()) copy_rows(block, of);
-    __syncwarp();
+    copy_rows(block, of, warp - C::WARPS);
     if (block.shares()) join_shared();
 }
 
 // The kernel of this name, whose blocks are cut so: the arguments of `WideCut`.
 #define WIDE_KERNEL(name, ...)                                                                                             \
     extern "C" __global__ void __launch_bounds__(WideCut<__VA_ARGS__>::THREADS, 1)                                         \
-    name(const char* arranged, const char* __restrict__ tiles, const char* __restrict__ scales,                            \
-         const half_t* __restrict__ bias, half_t* __restrict__ out, int m, int n, int k, int group) {                      \
-        wide_block<WideCut<__VA_ARGS__>>(arranged, tiles, scales, bias, out, m, n, k, group);                              \
+    name(const char* x, const char* __restrict__ tiles, const char* __restrict__ scales, const half_t* __restrict__ bias,  \
+         half_t* __restrict__ out, int m, int n, int k, int group) {                                                       \
+        wide_block<WideCut<__VA_ARGS__>>(x, tiles, scales, bias, out, m, n, k, group);                                     \
     }

@@ -18,18 +18,15 @@ struct Piece {
 template <class C>
 struct Weights {
     char* ring;
-    int team, tile, index = 0, left;  // the next stretch; units of the one at hand
-    int newest = 0, oldest = 0;       // places in the ring
+    int team, tile, index = 0, left = 0;  // the next stretch; units of the one at hand
+    int place = 0;                    // in the ring, of the next copy
     unsigned at;                      // the next unit, of all tiles
     bool there;                       // the output does not end before this tile
 
     __device__ __forceinline__ Weights(const Block<C>& block, const Operands& of, int warp)
-        : ring(block.weights(warp)), team(warp / C::TILES), tile(warp % C::TILES) {
-        begin(block);
-    }
+        : ring(block.weights(warp)), team(warp / C::TILES), tile(warp % C::TILES) {}
     // The next stretch, if there is one.
     __device__ __forceinline__ void begin(const Block<C>& block) {
-        left = 0;
         if (index == block.stretches()) return;
         const Stretch part = block.stretch(index++);
         const int own = block.first_tile(part) + tile;
@@ -38,10 +35,11 @@ struct Weights {
     }
     // Orders the copy of the next unit, if there is one.
     __device__ __forceinline__ void fetch(const Block<C>& block, const Operands& of) {
+        if (left == 0) begin(block);
         if (left > 0) {
             const int lane = threadIdx.x % 32, scale_bytes = 16 << 8 - of.group_shift;
             if (there) {
-                char* const to = ring + newest * C::UNIT + lane * 16;
+                char* const to = ring + place * C::UNIT + lane * 16;
                 const char* const from = of.tiles + static_cast<size_t>(at) * C::Words::BYTES + lane * 16;
                 copy_async(to, from, true);
                 if (512 + lane * 16 < C::Words::BYTES) copy_async(to + 512, from + 512, true);
@@ -49,11 +47,10 @@ struct Weights {
                     copy_async(to + C::Words::BYTES, of.scales + static_cast<size_t>(at) * scale_bytes + lane * 16, true);
                 }
             }
-            at += C::TEAMS;
-            if (--left == 0) begin(block);
+            at += C::TEAMS, --left;
         }
         commit_copies();
-        if (++newest == C::DEPTH) newest = 0;
+        if (++place == C::DEPTH) place = 0;
     }
     // The oldest unit that has been copied, or nothing of use where there is none. Its place is free then.
     __device__ __forceinline__ void take(const Block<C>& block, const Operands& of, Piece<C>& piece) {
@@ -61,36 +58,94 @@ struct Weights {
         wait_copies<C::DEPTH - 2>();
         __syncwarp();  // all lanes' copies are there; and all have read the unit before, in whose place the next one goes
         fetch(block, of);
-        const char* const unit = ring + oldest * C::UNIT;
+        const char* const unit = ring + place * C::UNIT;  // of DEPTH - 1 in flight, the place after the newest has the oldest
         piece.words.load(unit, lane);
 #pragma unroll
         for (int quarter = 0; quarter < QUARTERS; ++quarter) {
             const char* const scales = unit + C::Words::BYTES + (quarter * 32 >> of.group_shift) * 32;
             piece.scale[quarter] = reinterpret_cast<const unsigned*>(scales)[lane / 4];
         }
-        if (++oldest == C::DEPTH) oldest = 0;
     }
 };
 
-// One thread copies all activations.
+// A thread's part of a batch, 32 rows by 128 of k: 16 bytes of two rows' two halves.
+struct Batch {
+    uint4 of[4] = {};
+    int at;            // bytes of a slot's half before the batch
+    bool there, last;  // in its unit
+};
+
+// What a thread reads of activations, in order, from one stretch to the next. Eight lanes read the 64 of k of a row: whole lines.
 template <class C>
-__device__ __forceinline__ void copy_rows(const Block<C>& block, const Operands& of) {
-    const int rows = padded_rows(of.m), stretches = block.stretches();
-    const size_t half = static_cast<size_t>(rows) * ROW_BYTES;
+struct Rows {
+    const char* from;         // in the first row of the next batch
+    int index = 0, left = 0;  // the next stretch; units of the one at hand
+    int batch, batches;       // the next one of its unit; those that M has rows for
+    int first, rows, k;       // of the thread's rows of a unit, the first; from `from` on, rows to M, and k to K
+    const size_t apart;       // bytes from a batch to the next
+
+    __device__ __forceinline__ Rows(const Block<C>& block, const Operands& of, int warp)
+        : first(4 * warp + threadIdx.x % 32 / 8), apart(static_cast<size_t>(of.k) * 2 * BATCH) {}
+    __device__ __forceinline__ void begin(const Block<C>& block, const Operands& of) {
+        if (index == block.stretches()) return;
+        const Stretch part = block.stretch(index++);
+        const int block_row = block.first_row(part), at = part.begin * MMA_K + threadIdx.x % 8 * 8;
+        left = part.count, batch = 0, batches = (min(of.m - block_row, C::ROWS) + BATCH - 1) / BATCH;
+        rows = of.m - block_row - first, k = of.k - at;
+        from = of.x + (static_cast<size_t>(block_row + first) * of.k + at) * 2;
+    }
+    __device__ __forceinline__ void load(const Block<C>& block, const Operands& of, Batch& to) {
+        if (left == 0) begin(block, of);
+        to.there = left > 0;
+        if (!to.there) return;
+        to.at = batch * BATCH * ROW_BYTES, to.last = batch + 1 == batches;
+        if (k <= 64) {  // K ends in this unit: zeros from there on
+#pragma unroll
+            for (int i = 0; i < 4; ++i) clear(to.of[i], k <= i % 2 * 64);
+        }
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            load_ahead(to.of[i], from + i / 2 * (apart / 2) + i % 2 * ROW_BYTES, rows > i / 2 * 16 && k > i % 2 * 64);
+        }
+        ++batch, from += apart, rows -= BATCH;
+        if (!to.last) return;
+        from += 2 * ROW_BYTES - batches * apart, rows += batches * BATCH, k -= MMA_K, batch = 0, --left;
+    }
+};
+
+// A copier: activations to slots, in an order in which nothing but copies is left for products to do.
+//
+// Lane 4g + t of a multiplier holds weights of k 8t .. 8t + 7 of a quarter (32 of K; quant/tiles.py), where a product wants k
+// 2t, 2t + 1, 2t + 8 and 2t + 9 of 16. So the 16 pairs of activations of a quarter, 4t + i, lie transposed, at 4i + t: what
+// storing fragments as matrices makes of 16 bytes a lane. A row of 64 of k, two quarters, is 128 bytes in the 128-byte swizzle:
+// chunk c, of 16 bytes, of row r at 16 (c ^ r % 8). Rows beyond M stay as they were.
+template <class C>
+__device__ __forceinline__ void copy_rows(const Block<C>& block, const Operands& of, int warp) {
+    const int lane = threadIdx.x % 32, row = 4 * warp + lane % 8 / 2, chunk = lane % 2 * 4 + lane / 8;
+    char* const own = block.shared + row * ROW_BYTES + (chunk ^ row % 8) * 16;
+    Rows<C> rows(block, of, warp);
+    await_previous();
+    Batch ahead[C::AHEAD];
+#pragma unroll
+    for (int i = 0; i < C::AHEAD; ++i) rows.load(block, of, ahead[i]);
+    __syncthreads();  // the barriers have been started
     Turn<C::STAGES> turn(0);
-    for (int index = 0; index < stretches; ++index) {
-        const Stretch part = block.stretch(index);
-        const int first = block.first_row(part), bytes = min(rows - first, C::ROWS) * ROW_BYTES;
-        const char* from = of.arranged + 2 * part.begin * half + first * ROW_BYTES;
-        for (int left = part.count; left > 0; --left) {
-            await(block.empty(turn.slot), turn.parity ^ 1);
-            PhaseBarrier* const full = block.full(turn.slot);
-            char* const to = block.slot(turn.slot);
-            arrive_expecting(full, 2 * bytes);
-            copy_bulk(to, from, bytes, full);
-            copy_bulk(to + C::HALF, from + half, bytes, full);
-            from += 2 * half;
-            turn.advance(1);
+    for (;;) {
+#pragma unroll
+        for (int i = 0; i < C::AHEAD; ++i) {
+            Batch& next = ahead[i];
+            if (!next.there) return;
+            if (next.at == 0) await_or_trap(block.empty(turn.slot), turn.parity ^ 1);
+            char* const to = own + turn.slot * 2 * C::HALF + next.at;
+#pragma unroll
+            for (int j = 0; j < 4; ++j) store_matrices(to + j / 2 * 16 * ROW_BYTES + j % 2 * C::HALF, next.of[j]);
+            if (next.last) {
+                publish_stores();
+                __syncwarp();
+                if (lane == 0) arrive(block.full(turn.slot));
+                turn.advance(1);
+            }
+            rows.load(block, of, next);
         }
     }
 }

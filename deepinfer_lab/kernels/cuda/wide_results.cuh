@@ -1,9 +1,10 @@
 // What becomes of the sums of wide.cuh, of which this is a part.
 //
-// Where the teams of a cluster's blocks share a tile, each writes its sums to its own block's shared memory. Then all warps of
-// the cluster take shares of the tile, 16 outputs of 16 rows, and add what they read where it is, in the order of blocks and
-// teams: the same bits whoever does it. (By way of the L2, blocks of 256 outputs and 64 rows on all multiprocessors left 8.6 MB
-// and waited for one another: 9 us on an H200.)
+// Where the teams of a cluster's blocks share a tile, each writes its sums to its own block's shared memory, where the block adds
+// them up. Then all warps of the cluster take shares of the tile, 16 outputs of 16 rows, and add what they read where it is: each
+// block begins with itself and goes on to the next, so that not all read from one, and always in the same order. A block reads
+// some 13 bytes a cycle from others on an H200. (By way of the L2, blocks of 256 outputs and 64 rows on all multiprocessors left
+// 8.6 MB and waited for one another: 9 us.)
 #pragma once
 
 // A thread's sums: of rows 8j + 2t and 8j + 2t + 1 and outputs g and g + 8 of a tile in 4j ...
@@ -27,16 +28,17 @@ struct Results {
     bool at_once;
 
     __device__ __forceinline__ Results(const Operands& of, char* staged, int row, int output) : staged(staged) {
-        const int lane = threadIdx.x % 32;
+        const int lane = this_thread() % 32;
+        if (of.bias) {
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+                if (output + lane / 4 + 8 * i < of.n) bias[i] = to_float(of.bias[output + lane / 4 + 8 * i]);
+            }
+        }
         n = settled(of.n);  // or its multiples would be kept in registers through every loop
         to = of.out + static_cast<size_t>(row + lane / 2) * n + output + lane % 2 * 8;
         rows = of.m - row - lane / 2, outputs = n - output - lane % 2 * 8;
         at_once = n % 8 == 0 && reinterpret_cast<size_t>(of.out) % 16 == 0;
-        if (!of.bias) return;
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-            if (output + lane / 4 + 8 * i < n) bias[i] = to_float(of.bias[output + lane / 4 + 8 * i]);
-        }
     }
     // Of 16 rows, from row 16 * pair on.
     __device__ __forceinline__ void store(const float4& low, const float4& high, int pair) const {
@@ -84,7 +86,7 @@ template <class C>
 __device__ __forceinline__ void finish_shared(const Block<C>& block, const Operands& of, const Stretch& part, int warp,
                                              const Sums<C>& sum) {
     constexpr int SHARES = C::PAIRS * C::TILES, AT_ONCE = 4;
-    const int lane = threadIdx.x % 32, first_row = block.first_row(part), first_tile = block.first_tile(part);
+    const int lane = this_thread() % 32, first_row = block.first_row(part), first_tile = block.first_tile(part);
     const int tiles = min(block.count - first_tile, C::TILES), pairs = min((of.m - first_row + 15) / 16, C::PAIRS);
     float4* const sums = reinterpret_cast<float4*>(block.shared) + lane;
     sync_team<C::MULTIPLIERS>(0);  // all have done with slots and weights, whose place this is
@@ -93,24 +95,38 @@ __device__ __forceinline__ void finish_shared(const Block<C>& block, const Opera
         float4* const own = sums + ((warp / C::TILES * C::PAIRS + pair) * C::TILES + warp % C::TILES) * 64;
         own[0] = four<C>(sum, 2 * pair), own[32] = four<C>(sum, 2 * pair + 1);
     }
+    if constexpr (C::TEAMS > 1) {  // one sum a block: the way to other blocks is narrow
+        sync_team<C::MULTIPLIERS>(0);
+        for (int share = warp; share < SHARES; share += C::WARPS) {
+            float4* const first = sums + share * 64;
+            float4 total[2] = {first[0], first[32]};
+#pragma unroll
+            for (int team = 1; team < C::TEAMS; ++team) {
+                add(total[0], first[team * SHARES * 64]), add(total[1], first[team * SHARES * 64 + 32]);
+            }
+            first[0] = total[0], first[32] = total[1];
+        }
+    }
     sync_cluster();
-    const int blocks = block.cluster, sources = blocks * C::TEAMS;
+    const int blocks = block.cluster;
+#pragma unroll 1
     for (int share = block.rank + warp * blocks; share < pairs * C::TILES; share += blocks * C::WARPS) {
         const int tile = share % C::TILES, pair = share / C::TILES;
         if (tile >= tiles) continue;
+        const float4* const its = sums + share * 64;
         float4 total[2] = {};
 #pragma unroll 1
-        for (int source = 0; source < sources; source += AT_ONCE) {
+        for (int done = 0; done < blocks; done += AT_ONCE) {
             float4 more[AT_ONCE][2];
 #pragma unroll
             for (int i = 0; i < AT_ONCE; ++i) {
-                const int from = min(source + i, sources - 1);
-                const float4* const its = sums + (from % C::TEAMS * SHARES + share) * 64;
-                more[i][0] = load_from_block(its, from / C::TEAMS), more[i][1] = load_from_block(its + 32, from / C::TEAMS);
+                if (done + i >= blocks) break;
+                const int next = block.rank + done + i, from = next < blocks ? next : next - blocks;
+                more[i][0] = load_from_block(its, from), more[i][1] = load_from_block(its + 32, from);
             }
 #pragma unroll
             for (int i = 0; i < AT_ONCE; ++i) {
-                if (source + i < sources) add(total[0], more[i][0]), add(total[1], more[i][1]);
+                if (done + i < blocks) add(total[0], more[i][0]), add(total[1], more[i][1]);
             }
         }
         Results(of, block.staged(warp), first_row, (first_tile + tile) * MMA_N).store(total[0], total[1], pair);

@@ -14,6 +14,9 @@ inline std::vector<char*> cluster_shared;
 inline Barrier cluster_barrier;
 
 inline int cluster_blocks() { return static_cast<int>(cluster.size()); }
+inline int cluster_rank() { return static_cast<int>(blockIdx.x) % cluster_blocks(); }
+inline int cluster_index() { return static_cast<int>(blockIdx.x) / cluster_blocks(); }
+inline void await_or_trap(PhaseBarrier* barrier, unsigned parity) { await(barrier, parity); }
 inline void sync_cluster() { wait_at(cluster_barrier); }
 inline void leave_cluster() { wait_at(cluster_barrier); }
 inline float4 load_from_block(const float4* from, int rank) {
@@ -68,7 +71,6 @@ void launch_clusters(int grid, int blocks, int threads, int shared, int seed, Ke
     }
 }
 
-inline bool elected() { return threadIdx.x % 32 == 0; }
 inline char* transposed_rows[1024];
 inline void store_transposed(char* row, const unsigned (&words)[4]) {
     if (reinterpret_cast<size_t>(row) % 16) std::abort();

@@ -5,12 +5,14 @@ from dataclasses import dataclass
 
 from deepinfer_lab.kernels.wide_cuts import UNIT_K, WIDE_CUTS, WideCut
 
-# In cycles of a multiprocessor of the H200, estimated from the instructions and the bytes of a unit (128 of K).
+# In cycles of a multiprocessor of the H200, from clocks read in the kernels: of a unit (128 of K), what follows.
 COLUMN = 1 / 2048  # of a multiply-add on four tensor cores
 OUTPUT = 3.6  # of instructions, of an output: 228 a warp, which has 16, on four schedulers
-CHAIN = 700  # of one team's unit, from weights to sums, where it has nothing to hide behind
-FROM_L2, FROM_MEMORY = 1 / 28, 1 / 17  # of a byte, all multiprocessors reading
-START, TILE, EXCHANGE, SUM = 2500, 800, 1200, 0.15  # of a launch; of a tile; of a shared tile more, and of a sum of it
+EXPOSED = 0.65  # of instructions' time, as much as hides behind nothing
+CHAIN = 1250  # of one team's unit, from weights to sums: no team is faster
+FROM_L2, FROM_MEMORY = 1 / 32, 1 / 17  # of a byte, all multiprocessors reading
+START, TILE, EXCHANGE = 3500, 800, 2000  # of a launch; of a tile; of a shared tile more
+SUM, REMOTE = 0.06, 0.31  # of a team's sum of it; of a sum that is in another block
 
 
 @dataclass(frozen=True)
@@ -62,14 +64,15 @@ def cycles(chosen: WidePlan, m: int, n: int, k: int, held: Mapping[int, int]) ->
     busy = min(chosen.clusters, held[chosen.blocks]) * chosen.blocks / held[1]  # of the multiprocessors
     weights, rows = cut.outputs * (UNIT_K * cut.bits // 8 + 2), min(m, cut.rows) * UNIT_K * 2
     unit = max(
-        cut.outputs * cut.rows * UNIT_K * COLUMN,
-        cut.outputs * OUTPUT,
+        cut.outputs * (cut.rows * UNIT_K * COLUMN + OUTPUT * EXPOSED),
         CHAIN / cut.teams,
         (weights + rows) * FROM_L2 * max(busy, 0.5),
         weights * FROM_MEMORY * busy,
     )
     shared = chosen.rest(tiles) > 0
-    exchange = EXCHANGE + cut.teams * cut.outputs * cut.rows * SUM if chosen.blocks * cut.teams > 1 else 0
+    remote = REMOTE * (chosen.blocks - 1) / chosen.blocks
+    alone = chosen.blocks * cut.teams == 1
+    exchange = 0 if alone else EXCHANGE + cut.outputs * cut.rows * (cut.teams * SUM + remote)
     turns = -(-chosen.clusters // held[chosen.blocks])
     own = chosen.whole(tiles) * (units * unit + TILE)
     return turns * (START + own + shared * (-(-units // chosen.blocks) * unit + TILE + exchange))

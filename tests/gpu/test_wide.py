@@ -252,6 +252,20 @@ def test_a_thread_may_begin_with_it(problem):
 
 
 @hopper
+@pytest.mark.parametrize("m", [5, 33, 64, 130, 257])
+def test_what_lies_around_activations_is_not_used(problem, monkeypatch, cut, m):
+    """Rows are read as they lie: neither those beyond M nor, where K ends inside a unit, the next row's counts."""
+    p = problem(NAMES[cut.bits], m, 3 * cut.outputs - 8, 1056, 32)
+    forced(monkeypatch, cut, 0, 2)
+    right = p.run(NAMES[cut.bits])
+    around = torch.full((m + 600, 1056), torch.nan, dtype=torch.float16, device="cuda")
+    for first in (0, 300):
+        x = around[first : first + m]
+        x.copy_(p.x)
+        assert torch.equal(type(p)(x, p.weight).run(NAMES[cut.bits]), right)
+
+
+@hopper
 def test_activations_that_are_not_dense_or_aligned(problem):
     p = problem(NAME, 20, 50, 128, 64)
     right = p.run(NAME)

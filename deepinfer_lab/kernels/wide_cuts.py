@@ -49,7 +49,7 @@ class WideCut:
 
 # For up to 32, 64, 128 and more rows. Narrow blocks of several teams where a weight has few outputs.
 WIDE_CUTS = tuple(
-    WideCut(bits, across, teams, rows, stages, depth, step=4 if rows == 32 else 2)
+    WideCut(bits, across, teams, rows, stages, depth, step=2)
     for bits in (4, 3)
     for across, teams, rows, stages, depth in (
         (4, 1, 32, 12, 6),

@@ -194,13 +194,6 @@ __device__ __forceinline__ void wide_block(const char* x, const char* tiles, con
         return;
     }
     if constexpr (C::TRADES) give_registers<C::REST>();
-    if (threadIdx.x == C::MULTIPLIERS) {
-        for (int slot = 0; slot < C::STAGES; ++slot) {
-            start(block.full(slot), COPIERS);
-            start(block.empty(slot), C::TEAM / 32);
-        }
-        publish_barriers();
-    }
     copy_rows(block, of, warp - C::WARPS);
     if (block.shares()) join_shared();
 }

@@ -21,16 +21,15 @@ struct Weights {
     int team, tile, index = 0, left = 0;  // the next stretch; units of the one at hand
     int place = 0;                    // in the ring, of the next copy
     unsigned at;                      // the next unit, of all tiles
-    bool there;                       // the output does not end before this tile
 
     __device__ __forceinline__ Weights(const Block<C>& block, const Operands& of, int warp)
         : ring(block.weights(warp)), team(warp / C::TILES), tile(warp % C::TILES) {}
-    // The next stretch, if there is one.
+    // The next stretch, if there is one. Where the output ends before a warp's tile it copies the last one, for nobody.
     __device__ __forceinline__ void begin(const Block<C>& block) {
         if (index == block.stretches()) return;
         const Stretch part = block.stretch(index++);
-        const int own = block.first_tile(part) + tile;
-        left = team_units<C>(part, team), there = own < block.count;
+        const int own = min(block.first_tile(part) + tile, block.count - 1);
+        left = team_units<C>(part, team);
         at = own * block.units + part.begin + team;
     }
     // Orders the copy of the next unit, if there is one.
@@ -38,14 +37,12 @@ struct Weights {
         if (left == 0) begin(block);
         if (left > 0) {
             const int lane = threadIdx.x % 32, scale_bytes = 16 << 8 - of.group_shift;
-            if (there) {
-                char* const to = ring + place * C::UNIT + lane * 16;
-                const char* const from = of.tiles + static_cast<size_t>(at) * C::Words::BYTES + lane * 16;
-                copy_async(to, from, true);
-                if (512 + lane * 16 < C::Words::BYTES) copy_async(to + 512, from + 512, true);
-                if (lane * 16 < scale_bytes) {
-                    copy_async(to + C::Words::BYTES, of.scales + static_cast<size_t>(at) * scale_bytes + lane * 16, true);
-                }
+            char* const to = ring + place * C::UNIT + lane * 16;
+            const char* const from = of.tiles + static_cast<size_t>(at) * C::Words::BYTES + lane * 16;
+            copy_async(to, from, true);
+            if (512 + lane * 16 < C::Words::BYTES) copy_async(to + 512, from + 512, true);
+            if (lane * 16 < scale_bytes) {
+                copy_async(to + C::Words::BYTES, of.scales + static_cast<size_t>(at) * scale_bytes + lane * 16, true);
             }
             at += C::TEAMS, --left;
         }
@@ -128,7 +125,14 @@ __device__ __forceinline__ void copy_rows(const Block<C>& block, const Operands&
     Batch ahead[C::AHEAD];
 #pragma unroll
     for (int i = 0; i < C::AHEAD; ++i) rows.load(block, of, ahead[i]);
-    __syncthreads();  // the barriers have been started
+    if (threadIdx.x == C::MULTIPLIERS) {
+        for (int slot = 0; slot < C::STAGES; ++slot) {
+            start(block.full(slot), COPIERS);
+            start(block.empty(slot), C::TEAM / 32);
+        }
+        publish_barriers();
+    }
+    __syncthreads();
     Turn<C::STAGES> turn(0);
     for (;;) {
 #pragma unroll

@@ -30,8 +30,8 @@ struct WideCut {
     static constexpr int OUTPUTS = 64 * ACROSS, TILES = OUTPUTS / MMA_N, PAIRS = ROWS / 16;
     static constexpr int TEAM = GROUP * ACROSS, MULTIPLIERS = TEAM * TEAMS, WARPS = MULTIPLIERS / 32;
     static constexpr int THREADS = MULTIPLIERS + GROUP;
-    // Batches of activations in registers: more where a unit takes more, or they would be as late as the L2 is.
-    static constexpr int AHEAD = ROWS > 64 ? 3 : 2;
+    // Batches of activations that are read at once: a wait for the L2 for each so many.
+    static constexpr int AHEAD = ROWS > 64 ? 4 : 2;
     // Registers of a thread: what the launch gives all, then multipliers and the others. A quarter of each group's 128 threads
     // shares 512 of them.
     static constexpr int ENTRY = 512 / (ACROSS * TEAMS + 1) / 8 * 8, REST = 32 + 16 * AHEAD;
@@ -43,6 +43,7 @@ struct WideCut {
     static constexpr int SHARED = BARRIERS + 2 * STAGES * 8;
     static_assert(TEAMS * OUTPUTS * ROWS * 4 <= STAGING, "the sums of all teams lie where slots and weights lay");
     static_assert(STAGES >= TEAMS, "a team's first slot");
+    static_assert(STAGES * ROWS >= AHEAD * BATCH, "all that is read at once has slots");
     static_assert(DEPTH >= 3 && ROWS % BATCH == 0 && PRODUCTS / STEP % 2 == 0, "a step's registers are known");
 };
 

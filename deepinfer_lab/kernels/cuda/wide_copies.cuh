@@ -75,9 +75,10 @@ struct Batch {
 // What a thread reads of activations, in order, from one stretch to the next. Eight lanes read the 64 of k of a row: whole lines.
 template <class C>
 struct Rows {
+    static constexpr int BATCHES = C::ROWS / BATCH;
     const char* from;         // in the first row of the next batch
     int index = 0, left = 0;  // the next stretch; units of the one at hand
-    int batch, batches;       // the next one of its unit; those that M has rows for
+    int batch;                // the next one of its unit
     int first, rows, k;       // of the thread's rows of a unit, the first; from `from` on, rows to M, and k to K
     const size_t apart;       // bytes from a batch to the next
 
@@ -87,16 +88,15 @@ struct Rows {
         if (index == block.stretches()) return;
         const Stretch part = block.stretch(index++);
         const int block_row = block.first_row(part), at = part.begin * MMA_K + threadIdx.x % 8 * 8;
-        left = part.count, batch = 0, batches = (min(of.m - block_row, C::ROWS) + BATCH - 1) / BATCH;
-        rows = of.m - block_row - first, k = of.k - at;
+        left = part.count, batch = 0, rows = of.m - block_row - first, k = of.k - at;
         from = of.x + (static_cast<size_t>(block_row + first) * of.k + at) * 2;
     }
     __device__ __forceinline__ void load(const Block<C>& block, const Operands& of, Batch& to) {
         if (left == 0) begin(block, of);
         to.there = left > 0;
         if (!to.there) return;
-        to.at = batch * BATCH * ROW_BYTES, to.last = batch + 1 == batches;
-        if (k <= 64) {  // K ends in this unit: zeros from there on
+        to.at = batch * BATCH * ROW_BYTES, to.last = batch + 1 == BATCHES;
+        if (k + threadIdx.x % 8 * 8 < MMA_K) {  // K ends in this unit, for all lanes: zeros from there on
 #pragma unroll
             for (int i = 0; i < 4; ++i) clear(to.of[i], k <= i % 2 * 64);
         }
@@ -106,7 +106,7 @@ struct Rows {
         }
         ++batch, from += apart, rows -= BATCH;
         if (!to.last) return;
-        from += 2 * ROW_BYTES - batches * apart, rows += batches * BATCH, k -= MMA_K, batch = 0, --left;
+        from += 2 * ROW_BYTES - BATCHES * apart, rows += C::ROWS, k -= MMA_K, batch = 0, --left;
     }
 };
 
@@ -134,22 +134,25 @@ __device__ __forceinline__ void copy_rows(const Block<C>& block, const Operands&
     }
     __syncthreads();
     Turn<C::STAGES> turn(0);
-    for (;;) {
+    int next = 0;  // the slot that is the next to be full
+    while (ahead[0].there) {
+        int units = 0;
 #pragma unroll
         for (int i = 0; i < C::AHEAD; ++i) {
-            Batch& next = ahead[i];
-            if (!next.there) return;
-            if (next.at == 0) await_or_trap(block.empty(turn.slot), turn.parity ^ 1);
-            char* const to = own + turn.slot * 2 * C::HALF + next.at;
+            if (!ahead[i].there) break;
+            if (ahead[i].at == 0) await_or_trap(block.empty(turn.slot), turn.parity ^ 1);
+            char* const to = own + turn.slot * 2 * C::HALF + ahead[i].at;
 #pragma unroll
-            for (int j = 0; j < 4; ++j) store_matrices(to + j / 2 * 16 * ROW_BYTES + j % 2 * C::HALF, next.of[j]);
-            if (next.last) {
-                publish_stores();
-                __syncwarp();
-                if (lane == 0) arrive(block.full(turn.slot));
-                turn.advance(1);
-            }
-            rows.load(block, of, next);
+            for (int j = 0; j < 4; ++j) store_matrices(to + j / 2 * 16 * ROW_BYTES + j % 2 * C::HALF, ahead[i].of[j]);
+            if (ahead[i].last) turn.advance(1), ++units;
         }
+        publish_stores();  // while nothing is on its way: it would wait for loads, too
+        __syncwarp();
+        for (; units > 0; --units) {
+            if (lane == 0) arrive(block.full(next));
+            if (++next == C::STAGES) next = 0;
+        }
+#pragma unroll
+        for (int i = 0; i < C::AHEAD; ++i) rows.load(block, of, ahead[i]);
     }
 }

@@ -41,9 +41,8 @@ struct Weights {
             const char* const from = of.tiles + static_cast<size_t>(at) * C::Words::BYTES + lane * 16;
             copy_async(to, from, true);
             if (512 + lane * 16 < C::Words::BYTES) copy_async(to + 512, from + 512, true);
-            if (lane * 16 < scale_bytes) {
-                copy_async(to + C::Words::BYTES, of.scales + static_cast<size_t>(at) * scale_bytes + lane * 16, true);
-            }
+            const char* const scales = of.scales + static_cast<size_t>(at) * scale_bytes + lane * 16;
+            copy_async_where(to + C::Words::BYTES, scales, lane * 16 < scale_bytes);
             at += C::TEAMS, --left;
         }
         commit_copies();

@@ -9,8 +9,8 @@
 //     the products of the step before are under way. Scales are multiplied into the fragments. Nobody else reads a warp's
 //     weights, so each copies its own, DEPTH - 1 units ahead, and waits for no other. (A thread that ordered bulk copies of all
 //     of a block's tiles, two a tile and unit, took longer to do so than tensor cores to multiply.)
-//   One more warpgroup reads activations as they lie in memory, AHEAD batches of 32 rows ahead in registers, and stores them to a
-//     ring of STAGES slots in the order that products want. A slot has two barriers, `full` and `empty`.
+//   Copiers, one more warpgroup: they read activations as they lie in memory, AHEAD batches of 32 rows at once, and store them
+//     to a ring of STAGES slots in the order that products want. A slot has two barriers, `full` and `empty`.
 //
 // Each block first has whole tiles to itself, as many as all blocks can have. Of those that are left over a cluster of blocks
 // has at most one, and its blocks and their teams share that by K (wide_results.cuh): no sum passes through the L2.
@@ -183,8 +183,8 @@ __device__ __forceinline__ void multiply(const Block<C>& block, const Operands& 
 }
 
 template <class C>
-__device__ __forceinline__ void wide_block(const char* x, const char* tiles, const char* scales, const half_t* bias, half_t* out,
-                                           int m, int n, int k, int group) {
+__device__ __forceinline__ void wide_block(const char* x, const char* tiles, const char* scales, const half_t* bias,
+                                           half_t* out, int m, int n, int k, int group) {
     const Operands of = {x, tiles, scales, bias, out, m, n, k, __ffs(group) - 1};
     const Block<C> block(launch_patterns(), of);
     release_next();

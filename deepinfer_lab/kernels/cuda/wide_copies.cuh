@@ -71,7 +71,7 @@ struct Batch {
     bool there, last;  // in its unit
 };
 
-// What a thread reads of activations, in order, from one stretch to the next. Eight lanes read the 64 of k of a row: whole lines.
+// What a thread reads of activations, in order, from one stretch to the next. Eight lanes read 64 of k of a row: whole lines.
 template <class C>
 struct Rows {
     static constexpr int BATCHES = C::ROWS / BATCH;
@@ -129,7 +129,6 @@ __device__ __forceinline__ void copy_rows(const Block<C>& block, const Operands&
             start(block.full(slot), COPIERS);
             start(block.empty(slot), C::TEAM / 32);
         }
-        publish_barriers();
     }
     __syncthreads();
     Turn<C::STAGES> turn(0);

@@ -1,10 +1,10 @@
 // What becomes of the sums of wide.cuh, of which this is a part.
 //
-// Where the teams of a cluster's blocks share a tile, each writes its sums to its own block's shared memory, where the block adds
-// them up. Then all warps of the cluster take shares of the tile, 16 outputs of 16 rows, and add what they read where it is: each
-// block begins with itself and goes on to the next, so that not all read from one, and always in the same order. A block reads
-// some 13 bytes a cycle from others on an H200. (By way of the L2, blocks of 256 outputs and 64 rows on all multiprocessors left
-// 8.6 MB and waited for one another: 9 us.)
+// Where the teams of a cluster's blocks share a tile, each writes its sums to its own block's shared memory, where the block
+// adds them up. Then all warps of the cluster take shares of the tile, 16 outputs of 16 rows, and add what they read where it
+// is: each block begins with itself and goes on to the next, so that not all read from one, and always in the same order. A
+// block reads some 13 bytes a cycle from others on an H200. (By way of the L2, blocks of 256 outputs and 64 rows on all
+// multiprocessors left 8.6 MB and waited for one another: 9 us.)
 #pragma once
 
 // A thread's sums: of rows 8j + 2t and 8j + 2t + 1 and outputs g and g + 8 of a tile in 4j ...

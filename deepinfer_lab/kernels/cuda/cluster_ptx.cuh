@@ -10,18 +10,6 @@ __device__ __forceinline__ int cluster_blocks() {
     return static_cast<int>(blocks);
 }
 
-// This block's place in its cluster, and the cluster's in the grid.
-__device__ __forceinline__ int cluster_rank() {
-    unsigned rank;
-    asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-    return static_cast<int>(rank);
-}
-__device__ __forceinline__ int cluster_index() {
-    unsigned index;
-    asm("mov.u32 %0, %%clusterid.x;" : "=r"(index));
-    return static_cast<int>(index);
-}
-
 // As `await`. A wait that nothing ends traps: the launch fails instead of holding the card.
 constexpr long long PATIENCE = 4000000000ll;  // cycles: some two seconds
 __device__ __forceinline__ bool is_over(PhaseBarrier* barrier, unsigned parity) {

@@ -73,7 +73,8 @@ template <class C>
 struct Block {
     char* shared;
     int count, units, down;          // tiles of 16 along N; units of K; blocks of rows
-    int cluster, rank, whole, rest;  // blocks of a cluster; place in it; tiles that a block has to itself; those left over
+    int cluster, which, rank;        // blocks of a cluster; which cluster; place in it
+    int whole, rest;                 // tiles that a block has to itself; those left over
 
     __device__ __forceinline__ Block(char* shared, const Operands& of)
         : shared(shared),
@@ -81,7 +82,8 @@ struct Block {
           units((of.k + MMA_K - 1) / MMA_K),
           down((of.m + C::ROWS - 1) / C::ROWS),
           cluster(cluster_blocks()),
-          rank(cluster_rank()) {
+          which(over(blockIdx.x, cluster)),
+          rank(blockIdx.x - which * cluster) {
         const int tiles = (count + C::TILES - 1) / C::TILES * down, blocks = gridDim.x;
         whole = C::TEAMS > 1 ? 0 : over(tiles, blocks);
         rest = tiles - whole * blocks;
@@ -98,12 +100,12 @@ struct Block {
         return (part.tile - over(part.tile, down) * down) * C::ROWS;
     }
     __device__ __forceinline__ int first_tile(const Stretch& part) const { return over(part.tile, down) * C::TILES; }
-    __device__ __forceinline__ int stretches() const { return whole + (cluster_index() < rest); }
+    __device__ __forceinline__ int stretches() const { return whole + (which < rest); }
     __device__ __forceinline__ Stretch stretch(int index) const {
         const int block = blockIdx.x, blocks = gridDim.x;
         if (index < whole) return {index * blocks + block, 0, units};
         const int begin = over(units * rank, cluster);
-        return {whole * blocks + cluster_index(), begin, over(units * (rank + 1), cluster) - begin};
+        return {whole * blocks + which, begin, over(units * (rank + 1), cluster) - begin};
     }
     // Whether the last stretch has sums that others add to.
     __device__ __forceinline__ bool shares() const { return (C::TEAMS > 1 || cluster > 1) && stretches() > whole; }

@@ -14,8 +14,6 @@ inline std::vector<char*> cluster_shared;
 inline Barrier cluster_barrier;
 
 inline int cluster_blocks() { return static_cast<int>(cluster.size()); }
-inline int cluster_rank() { return static_cast<int>(blockIdx.x) % cluster_blocks(); }
-inline int cluster_index() { return static_cast<int>(blockIdx.x) / cluster_blocks(); }
 inline void await_or_trap(PhaseBarrier* barrier, unsigned parity) { await(barrier, parity); }
 inline void copy_async_where(char* to, const void* from, bool wanted) {
     if (wanted) copy_async(to, from, true);

@@ -24,6 +24,7 @@ LOOKS: Mapping[str, tuple[str, str]] = MappingProxyType(
         "mma_small": ("#44AA99", "h"),
         "mma_block": ("#882255", "8"),
         "wgmma": ("#999933", "p"),
+        "wide": ("#661100", "H"),
         "cublas_fp16": (PALETTE[6], "x"),
     }
 )

@@ -117,7 +117,7 @@ class MmaProduct:
 
     Attributes:
         name: of the launcher. bits: 3 or 4. summary: what it does, in a few words. block_n: outputs of a block.
-        max_m: the largest M: rows of a last block reach past it, by less than 128.
+        max_m: the largest M: rows of a last block reach past it, by less than 256.
         capability: the only compute capability whose devices can run it; None: all that can run the others.
     """
 
@@ -125,7 +125,7 @@ class MmaProduct:
     bits: int
     summary: str
     block_n: int = 16
-    max_m: int = 2**31 - 1 - 128
+    max_m: int = 2**31 - 1 - 256
     capability: tuple[int, int] | None = None
 
 
@@ -151,6 +151,7 @@ TILED = MappingProxyType(
             ("mma_small", "up to 32 rows share one read of the weights", None),
             ("mma_block", "up to 128 rows share one read of the weights", None),
             ("wgmma", "up to 128 rows share one read of the weights, on Hopper alone", (9, 0)),
+            ("wide", "up to 256 rows share one read of the weights, on Hopper alone", (9, 0)),
         )
         for bits in (4, 3)
     }

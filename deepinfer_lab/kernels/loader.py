@@ -120,20 +120,20 @@ def _enqueue(
     shared: int = 0,
     dependent: bool = False,
     together: bool = False,
+    cluster: int = 1,
 ) -> None:
     """`dependent`: the kernel awaits those before it by itself. Only captured steps make use of it. `together`: its blocks
-    wait for one another."""
+    wait for one another. cluster: its blocks."""
     device = tensors[0].device
     pointers = [0 if tensor is None else tensor.data_ptr() for tensor in tensors]
     scalars = [number if isinstance(number, np.number) else np.int32(number) for number in numbers]
     arguments = (*map(np.uint64, pointers), *scalars)
     with torch.cuda.device(device):
         stream = torch.cuda.current_stream(device).cuda_stream
-        if together:
-            attribute = dependent_launch.COOPERATIVE
-            dependent_launch.launch(function.ptr, grid, threads, shared, stream, arguments, attribute=attribute)
-        elif dependent and torch.cuda.is_current_stream_capturing() and _can_depend(device.index):
-            dependent_launch.launch(function.ptr, grid, threads, shared, stream, arguments)
+        dependent = dependent and torch.cuda.is_current_stream_capturing() and _can_depend(device.index)
+        if dependent or together or cluster > 1:
+            flags = {"dependent": dependent, "together": together, "cluster": cluster}
+            dependent_launch.launch(function.ptr, grid, threads, shared, stream, arguments, **flags)
         else:
             function(grid, (threads,), arguments, shared_mem=shared, stream=_cupy_stream(stream))
 
@@ -164,14 +164,30 @@ def launch_op(
     tensors: Sequence[torch.Tensor | None],
     *numbers: int | np.number,
     shared: int = 0,
+    cluster: int = 1,
 ) -> None:
     """Enqueue a kernel of `ops_catalogue`: pointers first (null for None), then numbers, int32 unless of another NumPy type.
 
-    The first tensor says on which device. shared: bytes of shared memory beyond what the kernel declares.
+    The first tensor says on which device. shared: bytes of shared memory beyond what the kernel declares. cluster: blocks of a
+    cluster, along the grid's x, one of `held_clusters`.
     """
     function = loader(tensors[0].device.index).function(op.name)
-    flags = {"dependent": op.dependent, "together": op.together}
+    flags = {"dependent": op.dependent, "together": op.together, "cluster": cluster}
     _enqueue(function, grid, op.threads, tensors, numbers, shared=shared, **flags)
+
+
+def held_clusters(op: Op, shared: int, device: int) -> dict[int, int]:
+    """Clusters that the device holds at once of a kernel of which a multiprocessor holds one block: by the number of their
+    blocks, 1 and what else it can have."""
+    held = {1: multiprocessors(device)}
+    if not _can_depend(device):
+        return held
+    function = loader(device).function(op.name)
+    with torch.cuda.device(device):
+        for blocks in range(2, dependent_launch.MAX_CLUSTER + 1):
+            count = dependent_launch.active_clusters(function.ptr, op.threads, shared, blocks)
+            held |= {blocks: count} if count else {}
+    return held
 
 
 def launch_split_k(kernel: Kernel, operands: Operands) -> torch.Tensor:

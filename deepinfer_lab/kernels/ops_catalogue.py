@@ -9,6 +9,7 @@ from types import MappingProxyType
 from deepinfer_lab.kernels.catalogue import KERNELS, SOURCES, Kernel
 from deepinfer_lab.kernels.mma_cuts import CUTS
 from deepinfer_lab.kernels.wgmma_cuts import WGMMA_CUTS
+from deepinfer_lab.kernels.wide_cuts import WIDE_CUTS
 
 HEAD_DIMS = (64, 80, 96, 128)  # that paged attention is compiled for
 MMA_ROWS = (8, 16, 32)  # activation rows of a block on tensor cores
@@ -135,6 +136,17 @@ OPS = MappingProxyType(
                 )
                 for attention, mlp in CHAIN_BITS
                 for rows in CHAIN_ROWS
+            ),
+            *(
+                Op(
+                    cut.name,
+                    cut.threads,
+                    f"blocks of {cut.rows} rows times {cut.bits}-bit weights in tiles, for sm_90 alone",
+                    shared=True,
+                    dependent=True,
+                    only="sm_90",
+                )
+                for cut in WIDE_CUTS
             ),
         )
     }

@@ -1,8 +1,8 @@
-"""What the products with weights in tiles (`quant/tiles.py`) can take."""
+"""What the products with weights in tiles (`quant/tiles.py`) can take, and on which devices."""
 
 import torch
 
-from deepinfer_lab.kernels.catalogue import GROUPS
+from deepinfer_lab.kernels.catalogue import GROUPS, TILED
 from deepinfer_lab.kernels.ops_check import expect, require
 
 UNIT_N, UNIT_K = 16, 128  # outputs and k of a unit of tiles
@@ -11,6 +11,21 @@ UNIT_N, UNIT_K = 16, 128  # outputs and k of a unit of tiles
 def unit_bytes(bits: int) -> int:
     """Of a unit."""
     return UNIT_N * UNIT_K * bits // 8
+
+
+def require_capability(name: str, x: torch.Tensor) -> None:
+    """x must be on a device that can run this product of `catalogue.TILED`, one with a `capability`.
+
+    Raises:
+        KernelError: it is on another.
+    """
+    require(x.is_cuda, f"{name}: x is on {x.device}, must be on a CUDA device")
+    found, needed = torch.cuda.get_device_capability(x.device), TILED[name].capability
+    require(
+        found == needed,
+        f"{name}: {x.device} has compute capability {found[0]}.{found[1]}, must be {needed[0]}.{needed[1]}, whose tensor cores "
+        f"it is made for; there is {name[:2]}_mma_block for others",
+    )
 
 
 def checked(

@@ -10,9 +10,8 @@ Raises:
 
 import torch
 
-from deepinfer_lab.kernels.catalogue import TILED
 from deepinfer_lab.kernels.mma_block import Maybe, Plan, block_counts, multiply, tiles_of, units_of
-from deepinfer_lab.kernels.ops_check import require
+from deepinfer_lab.kernels.tiles_check import require_capability
 from deepinfer_lab.kernels.wgmma_cuts import WGMMA_CUTS
 
 # What a plan is chosen by, in cycles of a multiprocessor of the H200, as a profile of blocks of 128 outputs has it.
@@ -91,11 +90,5 @@ def _multiply(
     bias: Maybe,
     out: Maybe,
 ) -> torch.Tensor:
-    require(x.is_cuda, f"{name}: x is on {x.device}, must be on a CUDA device")
-    found, needed = torch.cuda.get_device_capability(x.device), TILED[name].capability
-    require(
-        found == needed,
-        f"{name}: {x.device} has compute capability {found[0]}.{found[1]}, must be {needed[0]}.{needed[1]}, whose tensor cores "
-        f"it is made for; there is {name[:2]}_mma_block for others",
-    )
+    require_capability(name, x)
     return multiply(name, plan, x, tiles, scales, n, group, bias, out)

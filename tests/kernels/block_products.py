@@ -10,6 +10,7 @@ from deepinfer_lab.kernels import mma_block
 from deepinfer_lab.kernels.mma_block import Plan, tiles_of
 from deepinfer_lab.kernels.mma_cuts import Cut
 from deepinfer_lab.kernels.wgmma_cuts import WgmmaCut
+from deepinfer_lab.kernels.wide_cuts import WideCut
 from deepinfer_lab.quant.layout import PackedWeight, pack
 from deepinfer_lab.quant.tiles import to_tiles
 
@@ -33,7 +34,7 @@ def error(out: torch.Tensor, x: torch.Tensor, weight: PackedWeight, bias: torch.
     return float((out.double() - expected).norm() / expected.norm())
 
 
-def check_every_value(cut: Cut | WgmmaCut, n: int, k: int) -> None:
+def check_every_value(cut: Cut | WgmmaCut | WideCut, n: int, k: int, run: Callable[..., torch.Tensor] = run) -> None:
     """One-hot activations and power-of-two scales return the weight itself, bit for bit."""
     count = 2**cut.bits
     values = torch.arange(count, dtype=torch.int8) - count // 2
@@ -44,7 +45,9 @@ def check_every_value(cut: Cut | WgmmaCut, n: int, k: int) -> None:
     assert torch.equal(run(cut, 0, torch.eye(k).half(), weight), weight.dequantise(torch.float16).T)
 
 
-def check_propagation(cut: Cut | WgmmaCut, make_weight: Callable[..., PackedWeight]) -> None:
+def check_propagation(
+    cut: Cut | WgmmaCut | WideCut, make_weight: Callable[..., PackedWeight], run: Callable[..., torch.Tensor] = run
+) -> None:
     """Where K ends inside a unit, neither NaN nor infinity of the same row nor of the next one may leak into the padding."""
     k = 96
     weight, x = make_weight(cut.bits, 21, k, 32), activations(11, k)

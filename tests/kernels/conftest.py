@@ -3,7 +3,7 @@
 import shutil
 import struct
 import subprocess
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from wide_products import CUTS
 
 from deepinfer_lab.errors import MissingDependency
 from deepinfer_lab.kernels import resources
@@ -18,7 +19,8 @@ from deepinfer_lab.kernels.catalogue import KERNELS, SOURCES
 from deepinfer_lab.kernels.ops_catalogue import OPS, Op
 from deepinfer_lab.quant.layout import PackedWeight, pack
 
-HOST, HOST_OPS, HOST_CHAIN = (Path(__file__).parent / name for name in ("host", "host_ops", "host_chain"))
+FOLDERS = ("host", "host_ops", "host_chain", "host_wide")
+HOST, HOST_OPS, HOST_CHAIN, HOST_WIDE = (Path(__file__).parent / name for name in FOLDERS)
 # The order of the table in host/run_kernels.cpp.
 NUMBERS = {
     name: number
@@ -40,6 +42,7 @@ NUMBERS = {
 UNPACK = {4: 100, 3: 101}  # requests that run one thread's unpacking
 DEQUANTISE = {"w4_dequantise": 102, "w3_dequantise": 103}
 OP_NUMBERS = {name: number for number, name in enumerate(OPS)}  # host_ops/run_ops.cpp numbers the kernels in this order
+WIDE_NUMBERS = {name: number for number, name in enumerate(cut.name for cut in CUTS)}  # host_wide
 
 
 @dataclass(frozen=True)
@@ -90,9 +93,10 @@ class HostKernels:
 
 @dataclass(frozen=True)
 class HostOps:
-    """A running host_ops/run_ops.cpp. Stands in for `loader.launch_op`."""
+    """A running host_ops/run_ops.cpp, or host_wide/run_wide.cpp. Stands in for `loader.launch_op`. numbers: of its kernels."""
 
     process: subprocess.Popen
+    numbers: Mapping[str, int]
 
     def launch(
         self,
@@ -101,15 +105,16 @@ class HostOps:
         tensors: tuple,
         *numbers: float,
         shared: int = 0,
+        cluster: int = 1,
         shuffle: int = 0,
     ) -> None:
         """Run the kernel and copy what it left in its buffers back into the tensors.
 
         shuffle: a seed of the order in which blocks run, 0 for the usual one.
         """
-        shape = *(*grid, 1)[:2], op.threads
+        shape = *(*grid, cluster)[:2], op.threads  # grids of clusters have no y
         spans = [None if t is None else self._storage(t) for t in tensors]
-        request = [struct.pack("8i", OP_NUMBERS[op.name], *shape, len(tensors), len(numbers), shared, shuffle)]
+        request = [struct.pack("8i", self.numbers[op.name], *shape, len(tensors), len(numbers), shared, shuffle)]
         for span in spans:
             request += [struct.pack("q", -1)] if span is None else [struct.pack("q", span.nbytes), span.tobytes()]
         request.append(struct.pack(f"{len(numbers)}d", *map(float, numbers)))
@@ -209,7 +214,7 @@ def racing_host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HostKernel
 def host_ops(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HostOps]:
     """As `host`, for the kernels of `ops_catalogue`."""
     with _running(tmp_path_factory.mktemp("ops"), "run_ops", [HOST, HOST_OPS], ADDRESS) as process:
-        yield HostOps(process)
+        yield HostOps(process, OP_NUMBERS)
 
 
 @pytest.fixture(scope="session")
@@ -223,7 +228,14 @@ def host_chain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HostChain]:
 def racing_host_ops(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HostOps]:
     """As `racing_host`, for the kernels of `ops_catalogue`."""
     with _running(tmp_path_factory.mktemp("racing_ops"), "run_ops", [HOST, HOST_OPS], RACES) as process:
-        yield HostOps(process)
+        yield HostOps(process, OP_NUMBERS)
+
+
+@pytest.fixture(scope="session")
+def host_wide(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HostOps]:
+    """As `host_ops`, for kernels whose blocks form clusters."""
+    with _running(tmp_path_factory.mktemp("wide"), "run_wide", [HOST, HOST_OPS, HOST_WIDE], ADDRESS) as process:
+        yield HostOps(process, WIDE_NUMBERS)
 
 
 @pytest.fixture(scope="session")

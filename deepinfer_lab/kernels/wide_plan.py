@@ -1,0 +1,78 @@
+"""Which of `WIDE_CUTS` a product takes, and in how many clusters of how many blocks."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from deepinfer_lab.kernels.wide_cuts import UNIT_K, WIDE_CUTS, WideCut
+
+# In cycles of a multiprocessor of the H200, from clocks read in the kernels: of a unit (128 of K), what follows.
+COLUMN = 1 / 2048  # of a multiply-add on four tensor cores
+OUTPUT = 3.6  # of instructions, of an output: 228 a warp, which has 16, on four schedulers
+EXPOSED = 0.65  # of instructions' time, as much as hides behind nothing
+CHAIN = 1250  # of one team's unit, from weights to sums: no team is faster
+FROM_L2, FROM_MEMORY = 1 / 32, 1 / 17  # of a byte, all multiprocessors reading
+START, TILE, EXCHANGE = 3500, 800, 2000  # of a launch; of a tile; of a shared tile more
+SUM, REMOTE = 0.06, 0.31  # of a team's sum of it; of a sum that is in another block
+
+
+@dataclass(frozen=True)
+class WidePlan:
+    """One launch: `clusters` of `blocks` blocks."""
+
+    cut: WideCut
+    clusters: int
+    blocks: int
+
+    def whole(self, tiles: int) -> int:
+        """Of so many tiles, those that a block has to itself."""
+        return 0 if self.cut.teams > 1 else tiles // (self.clusters * self.blocks)
+
+    def rest(self, tiles: int) -> int:
+        """Tiles that are left over: a cluster has one of them or none."""
+        return tiles - self.whole(tiles) * self.clusters * self.blocks
+
+
+def tiles_of(cut: WideCut, m: int, n: int) -> int:
+    """Parts of the output that a block owns at a time."""
+    return -(-n // cut.outputs) * -(-m // cut.rows)
+
+
+def plans(cut: WideCut, m: int, n: int, k: int, held: Mapping[int, int]) -> Iterator[WidePlan]:
+    """All that the kernel can do with this cut.
+
+    Args:
+        held: clusters that the card holds at once, by the number of their blocks; of one block at least.
+    """
+    tiles, units = tiles_of(cut, m, n), -(-k // UNIT_K)
+    for blocks, most in held.items():
+        # A block that has whole tiles stays; others may come after one another.
+        for clusters in {min(tiles, most), tiles if cut.teams > 1 and blocks == 1 else most}:
+            chosen = WidePlan(cut, clusters, blocks)
+            if chosen.rest(tiles) <= clusters and (blocks == 1 or blocks * cut.teams <= units):
+                yield chosen
+
+
+def plan(bits: int, m: int, n: int, k: int, held: Mapping[int, int]) -> WidePlan:
+    """The one that a rough model of the card calls fastest: no shape comes unforeseen. held: as `plans`'."""
+    found = (chosen for cut in WIDE_CUTS if cut.bits == bits for chosen in plans(cut, m, n, k, held))
+    return min(found, key=lambda chosen: cycles(chosen, m, n, k, held))
+
+
+def cycles(chosen: WidePlan, m: int, n: int, k: int, held: Mapping[int, int]) -> float:
+    """What the model says: the slowest of products, instructions, L2 and memory, for the block with most to do."""
+    cut, tiles, units = chosen.cut, tiles_of(chosen.cut, m, n), -(-k // UNIT_K)
+    busy = min(chosen.clusters, held[chosen.blocks]) * chosen.blocks / held[1]  # of the multiprocessors
+    weights, rows = cut.outputs * (UNIT_K * cut.bits // 8 + 2), min(m, cut.rows) * UNIT_K * 2
+    unit = max(
+        cut.outputs * (cut.rows * UNIT_K * COLUMN + OUTPUT * EXPOSED),
+        CHAIN / cut.teams,
+        (weights + rows) * FROM_L2 * max(busy, 0.5),
+        weights * FROM_MEMORY * busy,
+    )
+    shared = chosen.rest(tiles) > 0
+    remote = REMOTE * (chosen.blocks - 1) / chosen.blocks
+    alone = chosen.blocks * cut.teams == 1
+    exchange = 0 if alone else EXCHANGE + cut.outputs * cut.rows * (cut.teams * SUM + remote)
+    turns = -(-chosen.clusters // held[chosen.blocks])
+    own = chosen.whole(tiles) * (units * unit + TILE)
+    return turns * (START + own + shared * (-(-units // chosen.blocks) * unit + TILE + exchange))

@@ -10,6 +10,26 @@
 #pragma once
 #include "chain_positions.cuh"
 
+constexpr float LOWEST = -1e30f;  // below every score, and differences of two are never NaN
+
+// Of two values at once, over the lanes 4g + t of one t: neither waits for the other's shuffles.
+__device__ __forceinline__ void max_over_g(const float (&x)[2], float (&top)[2]) {
+    top[0] = x[0], top[1] = x[1];
+#pragma unroll
+    for (int distance = 4; distance < 32; distance *= 2) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) top[i] = fmaxf(top[i], __shfl_xor_sync(0xFFFFFFFFu, top[i], distance));
+    }
+}
+__device__ __forceinline__ void sum_over_g(const float (&x)[2], float (&sum)[2]) {
+    sum[0] = x[0], sum[1] = x[1];
+#pragma unroll
+    for (int distance = 4; distance < 32; distance *= 2) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) sum[i] += __shfl_xor_sync(0xFFFFFFFFu, sum[i], distance);
+    }
+}
+
 // A lane's two heads, 2t and 2t + 1, of a value that lane 4g + t has for head g.
 __device__ __forceinline__ void of_two_heads(float value, int t, float (&two)[2]) {
 #pragma unroll
@@ -80,6 +100,7 @@ __device__ __forceinline__ void attend(int phase) {
     const unsigned thread = this_thread();
     const int warp = thread / 32, lane = thread % 32, g = lane / 4, t = lane % 4;
     const int end = its.end, last = its.last;
+    const float scale = space.of.scale_log2;
     int round = its.begin;
     Keys& keys = tile.keys;
     Stripe& stripe = tile.stripe;
@@ -99,12 +120,17 @@ __device__ __forceinline__ void attend(int phase) {
                 const uint2 four = *reinterpret_cast<const uint2*>(&shared.rows[g][S::k_dim(step, t)]);
                 mma(s[step % 2], a, four.x, four.y);
             }
+            float score[2], top[2], weight[2], sum[2];
+#pragma unroll
+            for (int i = 0; i < 2; ++i) score[i] = position < end ? (s[0][i] + s[1][i]) * scale : 2 * LOWEST;
+            max_over_g(score, top);
+#pragma unroll
+            for (int i = 0; i < 2; ++i) weight[i] = exp2_approx(score[i] - top[i]);
+            sum_over_g(weight, sum);
 #pragma unroll
             for (int i = 0; i < 2; ++i) {
-                const float score = position < end ? (s[0][i] + s[1][i]) * space.of.scale_log2 : 2 * LOWEST;
-                const float top = max_over_g(score), weight = exp2_approx(score - top), sum = sum_over_g(weight);
-                shared.weights[warp][2 * t + i][g] = to_half(weight);
-                if (g == 0) shared.top[warp][2 * t + i] = top, shared.sum[warp][2 * t + i] = sum;
+                shared.weights[warp][2 * t + i][g] = to_half(weight[i]);
+                if (g == 0) shared.top[warp][2 * t + i] = top[i], shared.sum[warp][2 * t + i] = sum[i];
             }
         } else {  // counts for nothing
             *reinterpret_cast<uint2*>(&shared.weights[warp][g][2 * t / 4 * 4]) = {};
@@ -131,7 +157,6 @@ __device__ __forceinline__ void attend(int phase) {
         for (int i = 0; i < 4; ++i) o[0][i] *= factor[i % 2], o[1][i] *= factor[i % 2];
 #pragma unroll
         for (int i = 0; i < V_TILES; ++i) {
-            if (round + stripe.from(i) >= end) continue;
             const int whose = (stripe.from(i) + stripe.first()) / EACH_WARP;
             const float its_weight = exp2_approx(shared.top[whose][g] - highest);
             const uint2 four = *reinterpret_cast<const uint2*>(&shared.weights[whose][g][t % 2 * 4]);

@@ -22,6 +22,18 @@ constexpr int AT_ONCE = 8;  // splits whose results are on their way to a thread
 // Probabilities are multiplied with V's scales before they become fp16. A scale is at most 65504 / 127, so that 64 times that
 // is still a number, and typical scales, of a hundredth, stay clear of fp16's subnormal numbers.
 constexpr float SCALE_UP = 64.0f;
+constexpr float LOWEST = -1e30f;  // below every score and still finite: differences of two maxima are never NaN
+
+__device__ __forceinline__ float max_over_g(float x) {
+#pragma unroll
+    for (int distance = 4; distance < 32; distance *= 2) x = fmaxf(x, __shfl_xor_sync(0xFFFFFFFFu, x, distance));
+    return x;
+}
+__device__ __forceinline__ float sum_over_g(float x) {
+#pragma unroll
+    for (int distance = 4; distance < 32; distance *= 2) x += __shfl_xor_sync(0xFFFFFFFFu, x, distance);
+    return x;
+}
 
 // What blockIdx.y stands for: `count` query heads of a sequence, from `head` on, that share one KV head.
 struct Share {

@@ -27,20 +27,6 @@ __device__ __forceinline__ void load(unsigned* words, const unsigned char* addre
     }
 }
 
-constexpr float LOWEST = -1e30f;  // below every score and still finite: differences of two maxima are never NaN
-
-// Over the lanes 4g + t of one t.
-__device__ __forceinline__ float max_over_g(float x) {
-#pragma unroll
-    for (int distance = 4; distance < 32; distance *= 2) x = fmaxf(x, __shfl_xor_sync(0xFFFFFFFFu, x, distance));
-    return x;
-}
-__device__ __forceinline__ float sum_over_g(float x) {
-#pragma unroll
-    for (int distance = 4; distance < 32; distance *= 2) x += __shfl_xor_sync(0xFFFFFFFFu, x, distance);
-    return x;
-}
-
 // Four int8 to two pairs of fp16, exactly: 0x6400 + u is the fp16 number 1024 + u.
 __device__ __forceinline__ void int8_to_half(unsigned bytes, unsigned& low, unsigned& high) {
     bytes ^= 0x80808080u;  // i + 128, unsigned

@@ -96,14 +96,14 @@ def _streams(placement: Placement, device: torch.device, decode_share: float | N
 
 def _capture(graphs: StepGraphs, stream: torch.cuda.Stream, device: torch.device, name: str) -> None:
     stream.wait_stream(torch.cuda.current_stream(device))  # which loaded the weights
-    with torch.inference_mode(), torch.cuda.stream(stream), _nothing_collected():
+    with torch.inference_mode(), torch.cuda.stream(stream), nothing_collected():
         for shape in bar(list(graphs.shapes()), desc=f"capturing {name}", unit="graph"):
             graphs.capture(shape)
     stream.synchronize()
 
 
 @contextmanager
-def _nothing_collected() -> Iterator[None]:
+def nothing_collected() -> Iterator[None]:
     """No garbage collection inside: graphs of an engine that is gone must not be destroyed while another is captured."""
     gc.collect()
     was_on = gc.isenabled()

@@ -2,6 +2,7 @@
 
 from deepinfer_lab.lab.batch_invariance import BATCH_INVARIANCE
 from deepinfer_lab.lab.capacity_experiments import CAPACITY
+from deepinfer_lab.lab.decode_step import DECODE_STEP
 from deepinfer_lab.lab.experiment import Experiment
 from deepinfer_lab.lab.first_model import FEW_BITS, SERVE_REAL_MODEL
 from deepinfer_lab.lab.ghost_reply import GHOST_REPLY
@@ -27,6 +28,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         W3_BATCH_TILE,
         KERNEL_LADDER,
         KERNEL_PEERS,
+        DECODE_STEP,
         QUANTISATION_QUALITY,
         GHOST_REPLY,
         OVERLAP_SWEEP,

@@ -16,7 +16,8 @@
 #
 # Two records answer: `kernel_ladder`, every kernel that this project has on a few products, and `kernel_peers`, the one that
 # dispatch chooses, on all of them, with cuBLAS and other people's kernels in the same run. All times are medians with nothing
-# in the L2, of results that were checked against float32 first.
+# in the L2, of results that were checked against float32 first. A third, `decode_step`, tells what becomes of it in a whole
+# model: in steps of a few rows, whose products have to wait for one another.
 
 # %% tags=["parameters"]
 mode: str = "auto"  # replay: read records from data/; measure: run now; auto: measure if this machine has a GPU
@@ -28,15 +29,19 @@ import pandas as pd
 
 from deepinfer_lab.figures import ladder as ladder_figures
 from deepinfer_lab.figures import roofline as roof_figures
+from deepinfer_lab.figures import steps as step_figures
 from deepinfer_lab.figures import style
 from deepinfer_lab.figures import tiles as tile_figures
-from deepinfer_lab.kernels import dispatch, mma_block
+from deepinfer_lab.kernels import chain_plan, dispatch, mma_block
+from deepinfer_lab.kernels.tiles_check import UNIT_N, unit_bytes
 from deepinfer_lab.lab import experiment, kernel_ladder, project, published
 from deepinfer_lab.lab import mode as modes
 from deepinfer_lab.lab.experiments import EXPERIMENTS
 from deepinfer_lab.lab.kernel_cells import FEW_BIT
 from deepinfer_lab.lab.kernel_standings import by_range, standings
-from deepinfer_lab.metrics.roofline import Machine, product
+from deepinfer_lab.metrics.roofline import Machine, Span, forward_costs, product
+from deepinfer_lab.model.synthetic import SHAPES
+from deepinfer_lab.quant.plan import PLANS
 
 GROUP = 128
 
@@ -49,14 +54,14 @@ def judge(text, holds):
     print(f"{'holds' if holds else 'does not hold'}: {text}")
 
 
-records = {"kernel_ladder": None, "kernel_peers": None}
+records = {"kernel_ladder": None, "kernel_peers": None, "decode_step": None}
 for name in records:
     if modes.resolve(mode, runs_on_cpu=False) == "measure" or (project.data() / device / f"{name}.json").is_file():
         records[name] = experiment.obtain(EXPERIMENTS[name], mode=mode, device=device)
         print(experiment.banner(records[name]))
     else:
         print(f"{name}: no record of {device} yet; what needs it is left out")
-ladder, peers = records["kernel_ladder"], records["kernel_peers"]
+ladder, peers, decode = records["kernel_ladder"], records["kernel_peers"], records["decode_step"]
 card_slug = next((each.provenance["device_slug"] for each in records.values() if each is not None), device)
 
 # %% [markdown]
@@ -239,6 +244,159 @@ if ladder is not None:
     )
 
 # %% [markdown]
+# ## A whole step
+#
+# One row goes as fast as memory allows, a product at a time. A step is many of them. A layer is five launches: norm and qkv,
+# attention, o, norm with gate and up, down. Each begins when the one before it has ended: its blocks come, ask for their first
+# bytes and wait for them, and at its end the last of them has nothing more to read. Meanwhile memory idles. With some megabytes
+# to a launch that is as long as the reading itself, and there are 36 layers of it. So a step of one row is a matter of latency.
+#
+# The *chain* (`deepinfer_lab/kernels/decode_chain.py`) is one launch for all layers, with a block on each multiprocessor that
+# has its share of every product.
+#
+# - **Words that say themselves that they are there.** Between two products every block needs what all others have made. A place
+#   in the L2 holds a pattern that is no number until its word comes; whoever needs it reads it until it is another. That is one
+#   way to the L2 and back. A counter beside it would take three: a fence, the counter, the word.
+# - **Weights wait for nobody.** They are no block's output, so one warp of each block copies them into a ring in shared memory,
+#   product after product and layer after layer, a ring's length ahead of those that multiply, whatever these wait for.
+# - **How many copies under way.** Enough to keep the memory busy, and no more: a word that all wait for stands in line behind
+#   them. It is one slot of the ring a block, and up to four while half of the ring is empty.
+#
+# Where it should stop paying:
+#
+# - *Rows.* Each block makes all norms and reads all activations for itself, once a row, and keeps them in shared memory, which
+#   the ring loses. Chains are made for one row and two.
+# - *Context.* Attention has a block for each of at most eight parts of a sequence's positions and each KV head, and the others
+#   look on; launches have as many as they like. Beyond the last column below there is no chain.
+# - *K.* 2,048 are sixteen units of 128, one for each of sixteen warps: every one that a warp meets is another output tile's.
+#   With 3,584 they are 28, and warps have to find out where a tile ends. And 18,944 activations take room from the ring.
+#
+# What the rings hold, with this card's multiprocessors and Hopper's shared memory, and how long memory takes to fill them:
+
+# %%
+STEP_MODELS = {"3B W4": ("qwen2.5-3b", "w4"), "3B W4, head too": ("qwen2.5-3b", "w4-all"),
+               "7B mixed": ("qwen2.5-7b", "mixed"), "7B mixed, head too": ("qwen2.5-7b", "mixed-all")}  # fmt: skip
+SHARED = 227 * 1024  # bytes of shared memory that a block may have on Hopper
+
+
+def ring(model, rows, multiprocessors):
+    """Blocks, slots, megabytes in all rings, microseconds of memory that is, the longest context; None without a chain."""
+    shape, plan = SHAPES[STEP_MODELS[model][0]], PLANS[STEP_MODELS[model][1]]
+    sizes = shape.num_layers, shape.hidden_size, shape.intermediate_size, shape.num_heads, shape.num_kv_heads
+    sizes = chain_plan.ChainShape(*sizes, plan.attention_bits, plan.mlp_bits)
+    if chain_plan.obstacle(sizes, rows, multiprocessors, SHARED) is not None:
+        return model, rows, *[None] * 5
+    chain = chain_plan.plan(sizes, rows, multiprocessors, SHARED)
+    slot = chain_plan.WARPS * (unit_bytes(plan.mlp_bits) + 2 * UNIT_N)
+    held = chain.blocks * chain.depth * slot
+    return model, rows, chain.blocks, chain.depth, held / 1e6, held / card.bytes_per_s * 1e6, chain.longest
+
+
+if ladder is not None:
+    rings = [ring(model, rows, known.multiprocessors) for model in ("3B W4", "7B mixed") for rows in (1, 2)]
+    show(pd.DataFrame(rings, columns=["model", "rows", "blocks", "slots", "MB of MLP", "us to fill", "positions"]), 1)
+
+# %% [markdown]
+# **Prediction.** The first trials on an H200, with a layer of 3B at a context of 128, are below. What a layer takes beyond the
+# reading of its weights is shared by its five phases, as the time that each waits. If phases wait as long in any model and
+# context, and with two rows as with one, then a step is all its phases' waiting, and one reading of weights, head, K and V.
+
+# %%
+PHASES = 5
+FLOOR_US, LAYER_US = 9.1, {"launches": 26.2, "chain": 21.0}  # of one layer: its weights read, and what it took
+WAIT_US = {way: (us - FLOOR_US) / PHASES for way, us in LAYER_US.items()}
+CONTEXTS = (128, 512, 1024, 2000)  # the new token among them
+
+
+def predicted(model, way, rows, context):
+    """Floor and time of a step in microseconds."""
+    shape, plan = SHAPES[STEP_MODELS[model][0]], PLANS[STEP_MODELS[model][1]]
+    costs = forward_costs(shape, plan, GROUP, [Span(1, context - 1)] * rows)
+    floor = sum(part.bytes for part in costs.values()) / card.bytes_per_s * 1e6
+    return floor, floor + WAIT_US[way] * PHASES * shape.num_layers
+
+
+print("a phase waits " + ", ".join(f"{us:.1f} us in the {way}" for way, us in WAIT_US.items()))
+expected = pd.DataFrame(
+    [(model, rows, context, way, *predicted(model, way, rows, context)) for model in STEP_MODELS for rows in (1, 2, 8)
+     for context in CONTEXTS for way in LAYER_US if way == "launches" or rows <= 2],
+    columns=["model", "rows", "context", "way", "floor_us", "predicted_us"],
+)  # fmt: skip
+one_row = expected[expected["rows"] == 1].pivot(index=["model", "context"], columns="way", values="predicted_us")
+one_row["floor"] = expected[expected["rows"] == 1].groupby(["model", "context"])["floor_us"].first()
+one_row["gain"] = one_row["launches"] / one_row["chain"]
+print("predicted microseconds of a step of one row")
+show(one_row.loc[list(STEP_MODELS), ["launches", "chain", "floor", "gain"]].reset_index())
+
+# %% [markdown]
+# **Measurement.** Steps as an engine captures them, from a token's embedding to the likeliest next token on the host; lines are
+# measured, crosses predicted, the dashed line below is one reading of all that a step of one row must read.
+
+# %%
+if decode is not None:
+    titles = {(f"synthetic:{shape}", bits): model for model, (shape, bits) in STEP_MODELS.items()}
+    steps = decode.frame()
+    left_out = steps[steps["way"].isna()]
+    for row in left_out.itertuples():
+        print(f"{titles[row.model, row.bits]} left out: {row.reason}")
+    steps = steps.dropna(subset="way").astype({"rows": int, "context": int})
+    steps["model"] = [titles[pair] for pair in zip(steps["model"], steps["bits"], strict=True)]
+    steps["us"] = steps["time_us"].map(np.median)
+    cell = ["model", "rows", "context"]
+    steps = steps.merge(expected[[*cell, "way", "predicted_us"]], on=[*cell, "way"])
+    steps["of floor"], steps["of prediction"] = steps["floor_us"] / steps["us"], steps["predicted_us"] / steps["us"]
+    there = list(dict.fromkeys(steps["model"]))
+    fig, axes = style.figure(-(-len(there) // 2), 2, height_in=3.1 * -(-len(there) // 2))
+    for panel, model in zip(axes.flat, there, strict=False):
+        step_figures.draw_steps(panel, steps[(steps["model"] == model) & (steps["rows"] <= 2)], model)
+        panel.set_xlabel("context (tokens)", fontsize=10)
+    for panel in axes.flat[len(there) :]:
+        panel.set_axis_off()
+    names = dict(zip(*reversed(axes[0, 0].get_legend_handles_labels()), strict=True))
+    fig.legend(names.values(), names.keys(), loc="outside lower center", ncols=5, frameon=False, fontsize=9)
+    fig.supylabel("time of one step (µs)", fontsize=11)
+    columns = [*cell, "way", "us", "predicted_us", "floor_us", "of floor", "of prediction"]
+    print(style.save(fig, project.figures(), "06_steps", steps[columns]))
+    print("microseconds measured / predicted / share of the roofline, by context")
+    said = steps.assign(
+        text=[f"{row.us:,.0f} / {row.predicted_us:,.0f} / {row.floor_us / row.us:.0%}" for row in steps.itertuples()]
+    )
+    print(said.pivot(index=["model", "rows", "way"], columns="context", values="text").loc[there].to_string())
+    layers = steps["model"].map({model: SHAPES[shape].num_layers for model, (shape, _) in STEP_MODELS.items()})
+    steps["waits"] = (steps["us"] - steps["floor_us"]) / (PHASES * layers)
+    shortest = steps[steps["context"] == steps["context"].min()]
+    waits = shortest.pivot(index=["model", "rows"], columns="way", values="waits").loc[there]
+    print(f"microseconds that a phase waits beyond its bytes, at a context of {steps['context'].min()}")
+    show(waits.reset_index())
+
+# %%
+if decode is not None:
+    side = steps.pivot(index=cell, columns="way", values="us")
+    if "chain" in side:
+        side = side.dropna(subset="chain")
+        gain = (side["launches"] / side["chain"]).rename("gain")
+        print("time of the launches over that of the chain, by context")
+        show(gain.unstack("context").loc[there].reset_index())
+        by_rows, by_context = gain.unstack("rows"), gain.unstack("context")
+        first, last = by_context.columns[[0, -1]]
+        for model in there:
+            best = by_rows.loc[model].loc[first]
+            judge(f"{model}: one row at a context of {first:,} is {best[1]:.2f} times as fast in a chain", best[1] > 1)
+            judge(f"{model}: two rows gain less, {best[2]:.2f}", best[2] < best[1])
+            far = by_context.loc[(model, 1), last]
+            judge(f"{model}: a context of {last:,} gains less than one of {first:,}, {far:.2f}", far < best[1])
+        for short, long in (("3B W4", "7B mixed"), ("3B W4, head too", "7B mixed, head too")):
+            if {short, long} <= set(there):
+                few_k, many_k = (waits.at[(model, 1), "chain"] for model in (short, long))
+                text = f"{many_k:.1f} us in {long}, {few_k:.1f} in {short}"
+                judge(f"phases of a chain wait longer with K of 3,584 than with 2,048: {text}", many_k > few_k)
+    for way, its in steps.groupby("way", sort=False):
+        near = its["of prediction"].between(1 / 1.15, 1.15)
+        judge(f"{way}: a step takes what was predicted, within 15%, in {near.sum()} of {len(its)} cells", near.all())
+        one = its[its["rows"] == 1]
+        print(f"{way}, one row: {one['of floor'].min():.0%} to {one['of floor'].max():.0%} of the roofline")
+
+# %% [markdown]
 # ## Beside other people's kernels
 #
 # Ours is what the card's dispatch table chooses. The best peer is the fastest few-bit kernel of other people's for just that
@@ -364,7 +522,7 @@ if ladder is not None:
 #     deepinfer-lab tune --shape 3584x18944            # time every kernel, write build/data/<device>/dispatch.json
 #     pip install -e ".[peers]"                        # Humming and GemLite; tinygemm comes with torch
 #     deepinfer-lab bench kernels --against humming    # a table in the terminal, ours as the dispatch table chooses
-#     deepinfer-lab run --only 06 --mode measure       # both records of this notebook
+#     deepinfer-lab run --only 06 --mode measure       # all records of this notebook
 #     deepinfer-lab publish --only 06
 #
 # `kernel_peers` takes the dispatch table that `tune` has left in `build/`, or else the published one.
@@ -377,6 +535,13 @@ if ladder is not None:
 for name, record in records.items():
     if record is None:
         print(f"{name}: not measured on {device} yet")
+        continue
+    if record is decode:
+        assert not steps["correct"].eq(False).any(), "a chain's logits are not those of the launches"
+        assert (steps["of floor"] < 1.33).all(), "a step that takes less than its bytes do"
+        judged = steps["rel_err"].dropna()
+        if len(judged):
+            print(f"{name}: all {len(judged)} chains agree with their launches, the worst to {judged.max():.1e}")
         continue
     frame = record.frame()
     ours = frame[frame["peer"] == "deepinfer_lab"]

@@ -23,6 +23,8 @@ from deepinfer_lab.engine.work import prepare_decode
 from deepinfer_lab.kernels.chain_plan import CAPABILITY
 from deepinfer_lab.kernels.dispatch import Row
 from deepinfer_lab.kv.pool import KVPool
+from deepinfer_lab.lab.decode_step import CHAIN, LAUNCHES, Steps
+from deepinfer_lab.lab.kernel_timing import CudaGpu
 from deepinfer_lab.model.build import build_decoder
 from deepinfer_lab.model.config import ModelConfig
 from deepinfer_lab.model.decoder import Decoder
@@ -233,3 +235,16 @@ def test_a_device_and_a_cache_without_a_chain(model):
     assert model.chains(kv) == {}
     assert model.chains(KVPool(model.kv_shape, 8, 2, model.device)) == {}
     assert list(model.chains(KVPool(model.kv_shape, 4, BLOCK, model.device))) == [1, 2]
+
+
+def test_whole_steps_are_timed_both_ways(model):
+    gpu, steps = CudaGpu(), Steps(model, 3, 2000, 5)
+    for rows, context in ((1, 1), (1, 128), (2, 1024), (1, 2000), (2, 2000), (1, 128)):
+        found = [steps.timed(gpu, rows, context, way, 5) for way in (LAUNCHES, CHAIN)]
+        (plain_us, plain), (chained_us, chained) = found
+        assert len(plain_us) == len(chained_us) == 5
+        assert min(plain_us + chained_us) > 0
+        assert plain.shape == chained.shape == (rows, CONFIG.vocab_size)
+        assert (chained - plain).norm() < 2e-2 * plain.norm()
+    assert steps.timed(gpu, 3, 128, CHAIN, 5) is None
+    assert steps.timed(gpu, 3, 128, LAUNCHES, 5)[1].shape == (3, CONFIG.vocab_size)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import nbformat
 import pytest
-from awaiting_gpu import RECORDS, awaits
+from awaiting_gpu import RECORDS, UNMEASURED, awaits
 from click.testing import CliRunner
 from nbformat import NotebookNode
 
@@ -31,6 +31,10 @@ def test_what_is_committed_hangs_together(monkeypatch: pytest.MonkeyPatch):
     failures = [each for each in found.failures if not (redrawn and "is not the picture of" in each)]
     stale = {match[1] for each in failures if (match := re.match(rf"{H200}/(\w+)\.json: stale", each))}
     assert stale == set(RECORDS)
+    unmeasured = {
+        match[1] for each in found.warnings if (match := re.search(r"no device has a record of (\w+) yet", each))
+    }
+    assert unmeasured == set(UNMEASURED)
     tested = re.compile(rf"{H200}/(?:verification|sanitizer)\.json: (\S+\.cuh?) ")
     assert [e for e in failures if ": stale" not in e and not ((m := tested.match(e)) and awaits(m[1]))] == []
     assert {each.name for each in found.notebooks} == {path.stem for path in (ROOT / "notebooks").glob("*.ipynb")}

@@ -8,7 +8,7 @@ was up; `kernel_ladder` holds each of their results' errors. No verification.jso
 import fnmatch
 
 SOURCES = (
-    "async_ptx.cuh", "cluster_ptx.cuh", "dependent.cuh", "dequantise_tiles.cuh", "mma_block.cuh",
+    "arrange_rows.cu", "async_ptx.cuh", "cluster_ptx.cuh", "dependent.cuh", "dequantise_tiles.cuh", "mma_block.cuh",
     "mma_ptx.cuh", "mma_small.cuh", "mma_unit.cuh", "norm.cuh", "paged_attention.cuh", "paged_combine.cu", "paged_tile.cuh",
     "prefetch.cuh", "rms_norm.cu", "rope.cuh", "rope_write.cuh", "silu.cuh", "silu_mul.cu", "small_rows.cuh",
     "tile_units.cuh", "unpack_field.cuh", "unpack_w?_mma.cuh", "w?_dequantise_tiles.cu", "w?_mma_*.cu", "w?_wgmma_*.cu",

@@ -117,11 +117,18 @@ OPS = MappingProxyType(
             ),
             Op("w4_dequantise_tiles", 256, "4-bit weights in tiles to dense fp16"),
             Op("w3_dequantise_tiles", 256, "3-bit weights in tiles to dense fp16"),
+            Op(
+                "arrange_rows",
+                128,
+                "rows in the order in which some wide kernels copy them",
+                dependent=True,
+                only="sm_90",
+            ),
             *(
                 Op(
                     cut.name,
                     cut.threads,
-                    f"blocks of {cut.rows} rows times {cut.bits}-bit weights in tiles, for sm_90 alone",
+                    f"blocks of {cut.rows} {'arranged ' * cut.arranged}rows times {cut.bits}-bit weights in tiles, for sm_90",
                     shared=True,
                     dependent=True,
                     only="sm_90",

@@ -25,6 +25,7 @@ from deepinfer_lab.kernels.wide_cuts import UNIT_K, WIDE_CUTS
 from deepinfer_lab.kernels.wide_plan import WidePlan, plan, tiles_of
 
 ARRANGE = OPS["arrange_rows"]
+ARRANGED_ROWS, ARRANGED_UNITS = 16, 2  # by a block of that
 MAX_N = MAX_INT - max(cut.outputs for cut in WIDE_CUTS)
 PLANS = 4096  # kept of products; to choose one takes the CPU longer than a launch
 
@@ -102,12 +103,12 @@ def run(
     """Enqueue this plan, without a look at the operands."""
     (m, k), n, cut = x.shape, out.shape[1], chosen.cut
     units, rows = -(-k // UNIT_K), -(-m // 8) * 8
-    pieces = units * rows * UNIT_K // 8 * cut.arranged  # of activations: what a thread arranges
-    counted = max(pieces + ARRANGE.threads, tiles_of(cut, m, n) * units)
+    arrangers = -(-rows // ARRANGED_ROWS) * -(-units // ARRANGED_UNITS)
+    counted = max(arrangers, tiles_of(cut, m, n) * units)
     require(counted <= MAX_INT, f"{cut.name}: M x N x K = {m} x {n} x {k} is too large")
     if cut.arranged:
         arranged = torch.empty(2 * units, rows, UNIT_K // 2, dtype=torch.float16, device=x.device)
-        launch_op(ARRANGE, (-(-pieces // ARRANGE.threads),), (x, arranged), m, k)
+        launch_op(ARRANGE, (arrangers,), (x, arranged), m, k)
         x = arranged
     tensors, grid = (x, tiles, scales, bias, out), (chosen.clusters * chosen.blocks,)
     launch_op(OPS[cut.name], grid, tensors, m, n, k, group, shared=cut.shared, cluster=chosen.blocks)

@@ -8,7 +8,9 @@
 #include "tile_units.cuh"
 #include "wide_units.cuh"
 
-constexpr int ARRANGERS = 128;  // so few find room beside a block of wide.cuh, and wait there for its end
+// Threads of a block, few enough to find room beside one of wide.cuh, where they wait for its end; rows, and halves of units,
+// that they move.
+constexpr int ARRANGERS = 128, SOME_ROWS = ARRANGERS / 8, SOME_HALVES = 4;
 
 // The four words of a lane become the words of the same number of all four lanes of its quad, `lane` the place in it.
 __device__ __forceinline__ void transpose_quad(unsigned (&v)[4], int lane) {
@@ -25,17 +27,25 @@ __device__ __forceinline__ void transpose_quad(unsigned (&v)[4], int lane) {
     }
 }
 
-// A thread moves 16 bytes, eight lanes the 64 of k of a row: reads and writes are of whole lines. x: [m, k]; arranged:
-// [2 * units, padded_rows(m), 64].
-extern "C" __global__ void __launch_bounds__(ARRANGERS) arrange_rows(const half_t* x, half_t* arranged, int m, int k) {
+// A thread moves 16 bytes of each half, eight lanes the 64 of k of a row: reads and writes are of whole lines. x: [m, k];
+// arranged: [2 * units, padded_rows(m), 64].
+extern "C" __global__ void __launch_bounds__(ARRANGERS, 2048 / ARRANGERS)
+arrange_rows(const half_t* x, half_t* arranged, int m, int k) {
     take_turn();
-    const int at = blockIdx.x * ARRANGERS + threadIdx.x, chunk = at % 8, rows = padded_rows(m);
-    const int row = at / 8 % rows, half = at / 8 / rows, first = half * 64 + chunk * 8;
-    uint4 v = {};
-    if (row < m && first < k) v = *reinterpret_cast<const uint4*>(x + static_cast<size_t>(row) * k + first);
-    unsigned words[4] = {v.x, v.y, v.z, v.w};
-    transpose_quad(words, chunk % 4);
-    if (row >= m || half >= (k + MMA_K - 1) / MMA_K * 2) return;
-    uint4* const to = reinterpret_cast<uint4*>(arranged) + (static_cast<size_t>(half) * rows + row) * 8;
-    to[chunk ^ row % 8] = {words[0], words[1], words[2], words[3]};
+    const int rows = padded_rows(m), across = (rows + SOME_ROWS - 1) / SOME_ROWS, down = blockIdx.x / across;
+    const int chunk = threadIdx.x % 8, row = (blockIdx.x - down * across) * SOME_ROWS + threadIdx.x / 8;
+    const int half = down * SOME_HALVES, first = half * 64 + chunk * 8, halves = (k + MMA_K - 1) / MMA_K * 2;
+    const half_t* const from = x + static_cast<size_t>(row) * k + first;
+    uint4* const to = reinterpret_cast<uint4*>(arranged) + (static_cast<size_t>(half) * rows + row) * 8 + (chunk ^ row % 8);
+    uint4 v[SOME_HALVES] = {};
+#pragma unroll
+    for (int i = 0; i < SOME_HALVES; ++i) {  // all on their way before the first is waited for
+        if (row < m && first + i * 64 < k) v[i] = *reinterpret_cast<const uint4*>(from + i * 64);
+    }
+#pragma unroll
+    for (int i = 0; i < SOME_HALVES; ++i) {
+        unsigned words[4] = {v[i].x, v[i].y, v[i].z, v[i].w};
+        transpose_quad(words, chunk % 4);
+        if (row < m && half + i < halves) to[static_cast<size_t>(i) * rows * 8] = {words[0], words[1], words[2], words[3]};
+    }
 }

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from deepinfer_lab.kernels.wide_cuts import UNIT_K, WIDE_CUTS, WideCut
 
 # In cycles of a multiprocessor of the H200, from clocks read in the kernels: of a unit (128 of K), what follows.
-COLUMN = 1 / 2048  # of a multiply-add on four tensor cores
-CHAIN, COLUMNS, OUTPUT = 1065, 0.39, 0.7  # of a team's unit, from weights to sums; the part of products; of an output
+COLUMN = 1 / 1930  # of a multiply-add on four tensor cores, which no unit keeps busy all the time
+CHAIN, COLUMNS, OUTPUT = 1065, 0.37, 0.7  # of a team's unit, from weights to sums; the part of products; of an output
 COPIED, PLAIN_CHAIN, PLAIN_OUTPUT = 24.4, 1300, 0.9  # of a plain row; and likewise where warps copy those
-FROM_L2, FROM_MEMORY = 1 / 34, 1 / 17  # of a byte, all multiprocessors reading
+FROM_L2, FROM_MEMORY = 1 / 29.5, 1 / 17  # of a byte, all multiprocessors reading
 ARRANGE, ARRANGED = 3000, 1 / 1000  # of the launch that arranges rows; of a byte of them
 START, TILE, EXCHANGE = 3500, 800, 2000  # of a launch; of a tile; of a shared tile more
 SUM, REMOTE = 0.06, 0.31  # of a team's sum of it; of a sum that is in another block

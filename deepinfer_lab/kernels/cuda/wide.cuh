@@ -31,7 +31,7 @@ struct WideCut {
     static constexpr int ACROSS = ACROSS_, TEAMS = TEAMS_, ROWS = ROWS_, STAGES = STAGES_, DEPTH = DEPTH_, STEP = STEP_;
     static constexpr bool ARRANGED = ARRANGED_;
     static constexpr int OUTPUTS = 64 * ACROSS, TILES = OUTPUTS / MMA_N, PAIRS = ROWS / 16;
-    static constexpr int BAND = 2048 / ROWS;  // blocks of rows whose activations stay in the L2
+    static constexpr int BAND = (2048 + ROWS - 1) / ROWS;  // blocks of rows whose activations stay in the L2
     static constexpr int TEAM = GROUP * ACROSS, MULTIPLIERS = TEAM * TEAMS, WARPS = MULTIPLIERS / 32;
     static constexpr int THREADS = MULTIPLIERS + GROUP;
     // Batches of activations that are read at once: a wait for the L2 for each so many.
@@ -191,8 +191,8 @@ __device__ __forceinline__ void multiply(const Block<C>& block, const Operands& 
 #pragma unroll
         for (int i = 0; i < C::ROWS / 2; ++i) pin(sum[i]);
         if (before >= 0 && lane == 0) arrive(block.empty(before));
-        if (index == block.whole && block.shares()) finish_shared<C>(block, of, part, warp, sum);
-        else finish<C>(block, of, part, warp, sum);
+        if (index == block.whole && block.shares()) return finish_shared<C>(block, of, part, warp, sum);  // the last one
+        finish<C>(block, of, part, warp, sum);
     }
 }
 

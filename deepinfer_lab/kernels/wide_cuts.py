@@ -50,11 +50,11 @@ class WideCut:
 
 # Plain rows where there are few of them, arranged ones where there are more (wide_plan.py). Narrow blocks of two teams where a
 # weight has few outputs. Steps of four products where a multiplier has the registers.
-PLAIN = ((4, 1, 32, 12, 6, 2), (2, 2, 32, 12, 6, 2), (4, 1, 64, 6, 6, 2), (3, 1, 64, 7, 6, 2))
+PLAIN = ((4, 1, 32, 12, 6, 4), (2, 2, 32, 12, 6, 4), (4, 1, 64, 6, 6, 4), (3, 1, 64, 7, 6, 4))
 ARRANGED = (
     (4, 1, 64, 6, 6, 2),
     (3, 1, 64, 7, 6, 4),
-    (2, 2, 64, 6, 6, 2),
+    (2, 2, 64, 6, 6, 4),
     (4, 1, 128, 4, 5, 2),
     (3, 1, 128, 4, 5, 4),
     (2, 2, 128, 4, 5, 2),

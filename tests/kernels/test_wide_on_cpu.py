@@ -79,6 +79,14 @@ def test_bands_of_rows(on_host, make_weight, cut):
     assert error(multiply(cut, 7, 2, x, weight), reference(x, weight)) < 6e-4
 
 
+@pytest.mark.parametrize("cut", CUTS[:3], ids=lambda cut: cut.name)
+def test_the_ring_goes_round_often(on_host, make_weight, cut):
+    """Copies that come at once have slots, whatever teams still hold."""
+    n, k = 40, UNIT_K * 18 + 32
+    weight, x = make_weight(cut.bits, n, k, 32), activations(cut.rows, k)
+    assert error(multiply(cut, 0, 1, x, weight), reference(x, weight)) < 6e-4
+
+
 @pytest.mark.parametrize("cut", CUTS[2:4], ids=lambda cut: cut.name)
 def test_clusters_of_more_blocks_than_units(on_host, make_weight, cut):
     n, k = cut.outputs + 24, UNIT_K * 6

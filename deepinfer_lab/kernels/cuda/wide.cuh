@@ -34,11 +34,11 @@ struct WideCut {
     static constexpr int BAND = (2048 + ROWS - 1) / ROWS;  // blocks of rows whose activations stay in the L2
     static constexpr int TEAM = GROUP * ACROSS, MULTIPLIERS = TEAM * TEAMS, WARPS = MULTIPLIERS / 32;
     static constexpr int THREADS = MULTIPLIERS + GROUP;
-    // Batches of activations that are read at once: a wait for the L2 for each so many.
-    static constexpr int AHEAD = 2;
+    // Batches of activations that are read at once, a wait for the L2 for each so many: where there are registers for them.
+    static constexpr int AHEAD = ACROSS * TEAMS > 3 ? 2 : 4;
     // Registers of a thread: what the launch gives all, then multipliers and the others. A quarter of each group's 128 threads
     // shares 512 of them.
-    static constexpr int ENTRY = 512 / (ACROSS * TEAMS + 1) / 8 * 8, REST = ARRANGED ? 32 : 64;
+    static constexpr int ENTRY = 512 / (ACROSS * TEAMS + 1) / 8 * 8, REST = ARRANGED ? 32 : 32 + 16 * AHEAD;
     static constexpr bool TRADES = ACROSS * TEAMS > 1;
     static constexpr int OWN = (ENTRY * (ACROSS * TEAMS + 1) - REST) / (ACROSS * TEAMS) / 8 * 8;
     // Bytes: half a slot; the ring; a warp's unit, with scales of as many groups as it can have; all that sums may use.
@@ -46,8 +46,8 @@ struct WideCut {
     static constexpr int STAGING = RING + WARPS * DEPTH * UNIT, BARRIERS = STAGING + WARPS * PAIR_BYTES;
     static constexpr int SHARED = BARRIERS + 2 * STAGES * 8;
     static_assert(TEAMS * OUTPUTS * ROWS * 4 <= STAGING, "the sums of all teams lie where slots and weights lay");
-    static_assert(STAGES >= TEAMS, "a team's first slot");
-    static_assert(ARRANGED || STAGES * ROWS >= AHEAD * BATCH, "all that is read at once has slots");
+    // Slots are free again when their teams go on to the next: each team has one.
+    static_assert((STAGES - TEAMS) * ROWS >= (ARRANGED ? ROWS : AHEAD * BATCH), "all that comes at once has slots");
     static_assert(DEPTH >= 3 && ROWS % BATCH == 0 && PRODUCTS / STEP % 2 == 0, "a step's registers are known");
 };
 

@@ -17,9 +17,9 @@ inline unsigned __shfl_xor_sync(unsigned, unsigned value, int distance) {
 // The order of CUTS in wide_products.py.
 template <class Words>
 struct Cuts {
-    using A = WideCut<Words, 2, 1, 32, 3, 3, 4, false>;
+    using A = WideCut<Words, 2, 1, 32, 5, 3, 4, false>;
     using B = WideCut<Words, 1, 1, 128, 2, 4, 2, true>;
-    using C = WideCut<Words, 1, 2, 32, 3, 3, 4, false>;
+    using C = WideCut<Words, 1, 2, 32, 6, 3, 4, false>;
 };
 
 struct Buffer {

@@ -59,7 +59,7 @@ def plan(bits: int, m: int, n: int, k: int, held: Mapping[int, int]) -> WidePlan
 
 
 def cycles(chosen: WidePlan, m: int, n: int, k: int, held: Mapping[int, int]) -> float:
-    """What the model says: the slowest of products, instructions, L2 and memory, for the block with most to do."""
+    """What the model says: the slowest of products, what leads to them, L2 and memory, for the block with most to do."""
     cut, tiles, units = chosen.cut, tiles_of(chosen.cut, m, n), -(-k // UNIT_K)
     busy = min(chosen.clusters, held[chosen.blocks]) * chosen.blocks / held[1]  # of the multiprocessors
     products = cut.outputs * cut.rows * UNIT_K * COLUMN

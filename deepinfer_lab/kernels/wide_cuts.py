@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-GROUP = 128  # threads of a warpgroup, which multiplies 64 outputs; one more copies activations
+GROUP = 128  # threads of a warpgroup, which multiplies 64 outputs; one more brings activations
 GROUP_OUTPUTS, UNIT_N, UNIT_K, QUARTER = 64, 16, 128, 32  # UNIT: outputs and k of a unit of weights
 STAGED = 512  # bytes of a warp's results on their way to the output
 
@@ -14,7 +14,7 @@ class WideCut:
     Attributes:
         bits: of a weight. across: warpgroups along outputs. teams: of a block.
         rows: that a block owns. stages: slots of the ring. depth: of the ring of each warp's weights.
-        step: products that are decoded together.
+        step: products that are decoded together. arranged: whether activations come so.
     """
 
     bits: int
@@ -24,10 +24,11 @@ class WideCut:
     stages: int
     depth: int
     step: int
+    arranged: bool
 
     @property
     def name(self) -> str:
-        return f"w{self.bits}_wide_{self.outputs}_{self.rows}_{self.teams}"
+        return f"w{self.bits}_wide_{self.outputs}_{self.rows}_{self.teams}{'_arranged' * self.arranged}"
 
     @property
     def outputs(self) -> int:
@@ -47,21 +48,23 @@ class WideCut:
         return ring + warps * (self.depth * unit + STAGED) + self.stages * 16
 
 
-# For up to 32, 64, 128 and more rows. Narrow blocks of several teams where a weight has few outputs.
+# Plain rows where there are few of them, arranged ones where there are more (wide_plan.py). Narrow blocks of two teams where a
+# weight has few outputs. Steps of four products where a multiplier has the registers.
+PLAIN = ((4, 1, 32, 12, 6, 4), (2, 2, 32, 12, 6, 4), (4, 1, 64, 6, 6, 4), (3, 1, 64, 7, 6, 4))
+ARRANGED = (
+    (4, 1, 64, 6, 6, 2),
+    (3, 1, 64, 7, 6, 4),
+    (2, 2, 64, 6, 6, 4),
+    (4, 1, 128, 4, 5, 2),
+    (3, 1, 128, 4, 5, 4),
+    (2, 2, 128, 4, 5, 2),
+    (2, 1, 128, 5, 6, 4),
+    (3, 1, 192, 3, 5, 2),
+    (2, 1, 256, 3, 3, 4),
+)
 WIDE_CUTS = tuple(
-    WideCut(bits, across, teams, rows, stages, depth, step=2)
+    WideCut(bits, *numbers, arranged)
     for bits in (4, 3)
-    for across, teams, rows, stages, depth in (
-        (4, 1, 32, 12, 6),
-        (2, 2, 32, 12, 6),
-        (1, 4, 32, 12, 6),
-        (4, 1, 64, 6, 6),
-        (3, 1, 64, 7, 6),
-        (2, 2, 64, 6, 6),
-        (1, 4, 64, 6, 6),
-        (3, 1, 128, 4, 5),
-        (2, 1, 128, 5, 6),
-        (1, 2, 128, 5, 6),
-        (2, 1, 256, 3, 3),
-    )
+    for kinds, arranged in ((PLAIN, False), (ARRANGED, True))
+    for numbers in kinds
 )

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from deepinfer_lab.kernels.wide_cuts import UNIT_K, WIDE_CUTS, WideCut
 
 # In cycles of a multiprocessor of the H200, from clocks read in the kernels: of a unit (128 of K), what follows.
-COLUMN = 1 / 2048  # of a multiply-add on four tensor cores
-OUTPUT = 3.6  # of instructions, of an output: 228 a warp, which has 16, on four schedulers
-EXPOSED = 0.65  # of instructions' time, as much as hides behind nothing
-CHAIN = 1250  # of one team's unit, from weights to sums: no team is faster
-FROM_L2, FROM_MEMORY = 1 / 32, 1 / 17  # of a byte, all multiprocessors reading
+COLUMN = 1 / 1930  # of a multiply-add on four tensor cores, which no unit keeps busy all the time
+CHAIN, COLUMNS, OUTPUT = 1065, 0.37, 0.7  # of a team's unit, from weights to sums; the part of products; of an output
+COPIED, PLAIN_CHAIN, PLAIN_OUTPUT = 24.4, 1300, 0.9  # of a plain row; and likewise where warps copy those
+FROM_L2, FROM_MEMORY = 1 / 29.5, 1 / 17  # of a byte, all multiprocessors reading
+ARRANGE, ARRANGED = 3000, 1 / 1000  # of the launch that arranges rows; of a byte of them
 START, TILE, EXCHANGE = 3500, 800, 2000  # of a launch; of a tile; of a shared tile more
 SUM, REMOTE = 0.06, 0.31  # of a team's sum of it; of a sum that is in another block
 
@@ -59,13 +59,18 @@ def plan(bits: int, m: int, n: int, k: int, held: Mapping[int, int]) -> WidePlan
 
 
 def cycles(chosen: WidePlan, m: int, n: int, k: int, held: Mapping[int, int]) -> float:
-    """What the model says: the slowest of products, instructions, L2 and memory, for the block with most to do."""
+    """What the model says: the slowest of products, what leads to them, L2 and memory, for the block with most to do."""
     cut, tiles, units = chosen.cut, tiles_of(chosen.cut, m, n), -(-k // UNIT_K)
     busy = min(chosen.clusters, held[chosen.blocks]) * chosen.blocks / held[1]  # of the multiprocessors
+    products = cut.outputs * cut.rows * UNIT_K * COLUMN
+    if cut.arranged:
+        chain = (CHAIN + COLUMNS * products + OUTPUT * cut.outputs) / cut.teams
+    else:
+        chain = max(COPIED * cut.rows, PLAIN_CHAIN / cut.teams) + PLAIN_OUTPUT * cut.outputs
     weights, rows = cut.outputs * (UNIT_K * cut.bits // 8 + 2), min(m, cut.rows) * UNIT_K * 2
     unit = max(
-        cut.outputs * (cut.rows * UNIT_K * COLUMN + OUTPUT * EXPOSED),
-        CHAIN / cut.teams,
+        products,
+        chain,
         (weights + rows) * FROM_L2 * max(busy, 0.5),
         weights * FROM_MEMORY * busy,
     )
@@ -75,4 +80,5 @@ def cycles(chosen: WidePlan, m: int, n: int, k: int, held: Mapping[int, int]) ->
     exchange = 0 if alone else EXCHANGE + cut.outputs * cut.rows * (cut.teams * SUM + remote)
     turns = -(-chosen.clusters // held[chosen.blocks])
     own = chosen.whole(tiles) * (units * unit + TILE)
-    return turns * (START + own + shared * (-(-units // chosen.blocks) * unit + TILE + exchange))
+    arrange = cut.arranged * (ARRANGE + 2 * m * k * ARRANGED)
+    return arrange + turns * (START + own + shared * (-(-units // chosen.blocks) * unit + TILE + exchange))

@@ -78,6 +78,14 @@ def test_more_rows_than_a_grid_has_along_y(problem, name):
 
 
 @hopper
+@pytest.mark.parametrize("name", NAMES.values())
+def test_bands_of_rows(problem, name):
+    """More rows than a band has."""
+    for m, n, k in ((2049, 1000, 512), (4500, 333, 1056)):
+        problem(name, m, n, k, 32, bias=True).check(name)
+
+
+@hopper
 def test_every_cut_with_every_kind_of_share(problem, monkeypatch, cut):
     """Clusters of several sizes for each tile; and blocks that have whole tiles, with and without clusters for the rest."""
     spoil_memory()
@@ -176,7 +184,8 @@ def test_memory_around_the_output_is_left_alone(problem, m):
 @hopper
 @pytest.mark.parametrize("blocks", [1, 3])
 def test_captured_one_after_the_other_each_waits_for_the_one_before(problem, monkeypatch, cut, blocks):
-    """Captured launches may begin while the kernel before them still runs: activations are its output."""
+    """Captured launches may begin while the kernel before them still runs: activations are its output, and arranged where those
+    of the product before may lie."""
     forced(monkeypatch, cut, 0, blocks)
     name = NAMES[cut.bits]
     first, second = problem(name, cut.rows - 5, 512, 1024, 64), problem(name, cut.rows - 5, 512, 512, 64)
@@ -202,7 +211,7 @@ def test_captured_one_after_the_other_each_waits_for_the_one_before(problem, mon
 @hopper
 @pytest.mark.parametrize("name", NAMES.values())
 def test_two_streams_at_once_with_other_shapes(problem, name):
-    """Clusters of both share the card."""
+    """Each has memory of its own to arrange activations in; clusters of both share the card."""
     problems = [problem(name, m, n, k, 128) for m, n, k in ((64, 1000, 4096), (200, 700, 2048), (33, 5632, 1024))]
     expected = [p.run(name) for p in problems]
     streams = [torch.cuda.Stream() for _ in problems]

@@ -27,7 +27,12 @@ NAMED = pytest.mark.parametrize("cut", CUTS, ids=[cut.name for cut in CUTS])
 def on_host(host_wide, monkeypatch) -> None:
     """The launcher, sending its work to the CPU program."""
 
-    monkeypatch.setattr(wide, "launch_op", host_wide.launch)
+    def launch(op, grid, tensors, *numbers, **more):
+        if op is wide.ARRANGE:
+            tensors[1].fill_(torch.nan)
+        host_wide.launch(op, grid, tensors, *numbers, **more)
+
+    monkeypatch.setattr(wide, "launch_op", launch)
     monkeypatch.setattr(wide, "OPS", OPS)
 
 
@@ -66,6 +71,22 @@ def test_blocks_have_whole_tiles_and_clusters_the_rest(on_host, make_weight, cut
     assert error(multiply(cut, grid, cluster, x, weight, bias), reference(x, weight, bias)) < 6e-4
 
 
+@pytest.mark.parametrize("cut", CUTS[1:2], ids=lambda cut: cut.name)
+def test_bands_of_rows(on_host, make_weight, cut):
+    """Two, of 16 blocks of rows and of 3: 57 tiles, of which blocks have four each, and a cluster the last."""
+    n, m = 2 * cut.outputs + 16, 18 * cut.rows + 40
+    weight, x = make_weight(cut.bits, n, 96, 32), activations(m, 96)
+    assert error(multiply(cut, 7, 2, x, weight), reference(x, weight)) < 6e-4
+
+
+@pytest.mark.parametrize("cut", CUTS[:3], ids=lambda cut: cut.name)
+def test_the_ring_goes_round_often(on_host, make_weight, cut):
+    """Copies that come at once have slots, whatever teams still hold."""
+    n, k = 40, UNIT_K * 18 + 32
+    weight, x = make_weight(cut.bits, n, k, 32), activations(cut.rows, k)
+    assert error(multiply(cut, 0, 1, x, weight), reference(x, weight)) < 6e-4
+
+
 @pytest.mark.parametrize("cut", CUTS[2:4], ids=lambda cut: cut.name)
 def test_clusters_of_more_blocks_than_units(on_host, make_weight, cut):
     n, k = cut.outputs + 24, UNIT_K * 6
@@ -85,8 +106,8 @@ def test_nan_and_infinity_stay_in_their_rows(on_host, make_weight, cut):
 
 def test_cuts_are_those_of_the_program():
     text = (Path(__file__).parent / "host_wide/run_wide.cpp").read_text()
-    found = re.findall(r"WideCut<Words, (\d+), (\d+), (\d+), (\d+), (\d+), (\d+)>", text)
-    assert [tuple(map(int, numbers)) for numbers in found] == list(KINDS)
+    found = re.findall(r"WideCut<Words, (\d+), (\d+), (\d+), (\d+), (\d+), (\d+), (\w+)>", text)
+    assert [(*map(int, numbers), arranged == "true") for *numbers, arranged in found] == list(KINDS)
 
 
 @pytest.mark.parametrize("m", [1, 40])
@@ -108,7 +129,9 @@ def test_cuts_are_those_of_the_sources():
     assert sorted(path.stem for path in SOURCES.glob("w*_wide_*.cu")) == sorted(cut.name for cut in WIDE_CUTS)
     for cut in WIDE_CUTS:
         text = (SOURCES / f"{cut.name}.cu").read_text()
-        (name, bits, *numbers), *_ = re.findall(r"WIDE_KERNEL\((\w+), W(\d)Words, " + ", ".join([r"(\d+)"] * 6), text)
+        pattern = r"WIDE_KERNEL\((\w+), W(\d)Words, " + ", ".join([r"(\d+)"] * 6) + r", (\w+)\)"
+        (name, bits, *numbers, arranged), *_ = re.findall(pattern, text)
+        assert arranged == str(cut.arranged).lower()
         assert (name, bits) == (cut.name, str(cut.bits))
         assert [*map(int, numbers)] == [cut.across, cut.teams, cut.rows, cut.stages, cut.depth, cut.step]
 

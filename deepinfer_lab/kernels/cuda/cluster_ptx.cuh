@@ -57,6 +57,13 @@ __device__ __forceinline__ float4 load_from_block(const float4* from, int rank) 
     return v;
 }
 
+// One lane of a whole warp, always the same. The compiler knows that it is one, which it does not of a lane chosen by number.
+__device__ __forceinline__ bool elected() {
+    unsigned one;
+    asm volatile("{.reg .pred p;\nelect.sync _|p, 0xFFFFFFFF;\nselp.u32 %0, 1, 0, p;}" : "=r"(one));
+    return one;
+}
+
 // Four 8 x 8 matrices of 16-bit values, transposed on their way: of row g of matrix i, lane 4g + t has columns 2t and 2t + 1 in
 // its word i; they come to rows 2t and 2t + 1, as 16-bit value g of the 16 bytes to which lanes 8i + 2t and 8i + 2t + 1 point.
 __device__ __forceinline__ void store_transposed(char* row, const unsigned (&words)[4]) {

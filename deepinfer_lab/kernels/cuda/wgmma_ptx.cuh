@@ -100,7 +100,7 @@ __device__ __forceinline__ void await_products() {
 // of columns 8j .. 8j + 7 in d[4j] .. d[4j + 3]; b: a descriptor, of a matrix with k along its rows in shared memory.
 template <int ROWS>
 __device__ __forceinline__ void multiply_async(float (&d)[ROWS / 2], const unsigned (&a)[4], unsigned long long b) {
-    static_assert(ROWS == 32 || ROWS == 64 || ROWS == 128 || ROWS == 256, "as many columns as are spelt out below");
+    static_assert(ROWS == 32 || ROWS == 64 || ROWS == 128 || ROWS == 192 || ROWS == 256, "as many columns as are spelt out");
     if constexpr (ROWS == 32) {
         asm volatile(
             "{.reg .pred add; setp.ne.b32 add, 1, 0; wgmma.mma_async.sync.aligned.m64n32k16.f32.f16.f16 "
@@ -125,6 +125,18 @@ __device__ __forceinline__ void multiply_async(float (&d)[ROWS / 2], const unsig
             "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
             "{%64, %65, %66, %67}, %68, add, 1, 1, 0;}"
             : SUMS_16(0), SUMS_16(16), SUMS_16(32), SUMS_16(48)
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+    } else if constexpr (ROWS == 192) {
+        asm volatile(
+            "{.reg .pred add; setp.ne.b32 add, 1, 0; wgmma.mma_async.sync.aligned.m64n192k16.f32.f16.f16 "
+            "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+            "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+            "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
+            "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "
+            "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "
+            "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95}, "
+            "{%96, %97, %98, %99}, %100, add, 1, 1, 0;}"
+            : SUMS_16(0), SUMS_16(16), SUMS_16(32), SUMS_16(48), SUMS_16(64), SUMS_16(80)
             : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
     } else {
         asm volatile(

@@ -9,8 +9,10 @@
 //     the products of the step before are under way. Scales are multiplied into the fragments. Nobody else reads a warp's
 //     weights, so each copies its own, DEPTH - 1 units ahead, and waits for no other. (A thread that ordered bulk copies of all
 //     of a block's tiles, two a tile and unit, took longer to do so than tensor cores to multiply.)
-//   Copiers, one more warpgroup: they read activations as they lie in memory, AHEAD batches of 32 rows at once, and store them
-//     to a ring of STAGES slots in the order that products want. A slot has two barriers, `full` and `empty`.
+//   Copiers, of one more warpgroup, bring activations to a ring of STAGES slots in the order that products want. A slot has two
+//     barriers, `full` and `empty`. Either its four warps read activations as they lie in memory, AHEAD batches of 32 rows at
+//     once: no launch comes before this one, but such a copy of 64 rows takes some 1,560 cycles. Or activations come ARRANGED
+//     (arrange_rows.cu), and one thread orders bulk copies.
 //
 // Each block first has whole tiles to itself, as many as all blocks can have. Of those that are left over a cluster of blocks
 // has at most one, and its blocks and their teams share that by K (wide_results.cuh): no sum passes through the L2.
@@ -23,18 +25,20 @@
 constexpr int GROUP = 128, COPIERS = GROUP / 32, PRODUCTS = 8, BATCH = 32;
 
 // How a kernel's blocks are cut. UNPACK: the weights' layout, `W4Words` or `W3Words`.
-template <class UNPACK, int ACROSS_, int TEAMS_, int ROWS_, int STAGES_, int DEPTH_, int STEP_>
+template <class UNPACK, int ACROSS_, int TEAMS_, int ROWS_, int STAGES_, int DEPTH_, int STEP_, bool ARRANGED_>
 struct WideCut {
     using Words = UNPACK;
     static constexpr int ACROSS = ACROSS_, TEAMS = TEAMS_, ROWS = ROWS_, STAGES = STAGES_, DEPTH = DEPTH_, STEP = STEP_;
+    static constexpr bool ARRANGED = ARRANGED_;
     static constexpr int OUTPUTS = 64 * ACROSS, TILES = OUTPUTS / MMA_N, PAIRS = ROWS / 16;
+    static constexpr int BAND = (2048 + ROWS - 1) / ROWS;  // blocks of rows whose activations stay in the L2
     static constexpr int TEAM = GROUP * ACROSS, MULTIPLIERS = TEAM * TEAMS, WARPS = MULTIPLIERS / 32;
     static constexpr int THREADS = MULTIPLIERS + GROUP;
-    // Batches of activations that are read at once: a wait for the L2 for each so many.
-    static constexpr int AHEAD = ROWS > 64 ? 4 : 2;
+    // Batches of activations that are read at once, a wait for the L2 for each so many: where there are registers for them.
+    static constexpr int AHEAD = ACROSS * TEAMS > 3 ? 2 : 4;
     // Registers of a thread: what the launch gives all, then multipliers and the others. A quarter of each group's 128 threads
     // shares 512 of them.
-    static constexpr int ENTRY = 512 / (ACROSS * TEAMS + 1) / 8 * 8, REST = 32 + 16 * AHEAD;
+    static constexpr int ENTRY = 512 / (ACROSS * TEAMS + 1) / 8 * 8, REST = ARRANGED ? 32 : 32 + 16 * AHEAD;
     static constexpr bool TRADES = ACROSS * TEAMS > 1;
     static constexpr int OWN = (ENTRY * (ACROSS * TEAMS + 1) - REST) / (ACROSS * TEAMS) / 8 * 8;
     // Bytes: half a slot; the ring; a warp's unit, with scales of as many groups as it can have; all that sums may use.
@@ -42,12 +46,12 @@ struct WideCut {
     static constexpr int STAGING = RING + WARPS * DEPTH * UNIT, BARRIERS = STAGING + WARPS * PAIR_BYTES;
     static constexpr int SHARED = BARRIERS + 2 * STAGES * 8;
     static_assert(TEAMS * OUTPUTS * ROWS * 4 <= STAGING, "the sums of all teams lie where slots and weights lay");
-    static_assert(STAGES >= TEAMS, "a team's first slot");
-    static_assert(STAGES * ROWS >= AHEAD * BATCH, "all that is read at once has slots");
+    // Slots are free again when their teams go on to the next: each team has one.
+    static_assert((STAGES - TEAMS) * ROWS >= (ARRANGED ? ROWS : AHEAD * BATCH), "all that comes at once has slots");
     static_assert(DEPTH >= 3 && ROWS % BATCH == 0 && PRODUCTS / STEP % 2 == 0, "a step's registers are known");
 };
 
-// What a kernel is given. x: activations.
+// What a kernel is given. x: activations, as they lie or arranged.
 struct Operands {
     const char *x, *tiles, *scales;
     const half_t* bias;
@@ -84,7 +88,7 @@ struct Block {
           cluster(cluster_blocks()),
           which(over(blockIdx.x, cluster)),
           rank(blockIdx.x - which * cluster) {
-        const int tiles = (count + C::TILES - 1) / C::TILES * down, blocks = gridDim.x;
+        const int tiles = across() * down, blocks = gridDim.x;
         whole = C::TEAMS > 1 ? 0 : over(tiles, blocks);
         rest = tiles - whole * blocks;
     }
@@ -95,11 +99,19 @@ struct Block {
         return reinterpret_cast<PhaseBarrier*>(shared + C::BARRIERS) + slot;
     }
     __device__ __forceinline__ PhaseBarrier* empty(int slot) const { return full(C::STAGES + slot); }
-    // Tiles that share weights follow one another: the second reader finds them in the L2.
+    // Tiles that share weights follow one another, in bands of so many blocks of rows that a band's activations stay in the L2
+    // while all weights pass by.
     __device__ __forceinline__ int first_row(const Stretch& part) const {
-        return (part.tile - over(part.tile, down) * down) * C::ROWS;
+        const int band = band_of(part), inside = part.tile - band * C::BAND * across();
+        return (band * C::BAND + inside - over(inside, height(band)) * height(band)) * C::ROWS;
     }
-    __device__ __forceinline__ int first_tile(const Stretch& part) const { return over(part.tile, down) * C::TILES; }
+    __device__ __forceinline__ int first_tile(const Stretch& part) const {
+        const int band = band_of(part);
+        return over(part.tile - band * C::BAND * across(), height(band)) * C::TILES;
+    }
+    __device__ __forceinline__ int across() const { return (count + C::TILES - 1) / C::TILES; }
+    __device__ __forceinline__ int band_of(const Stretch& part) const { return over(part.tile, C::BAND * across()); }
+    __device__ __forceinline__ int height(int band) const { return min(down - band * C::BAND, C::BAND); }
     __device__ __forceinline__ int stretches() const { return whole + (which < rest); }
     __device__ __forceinline__ Stretch stretch(int index) const {
         const int block = blockIdx.x, blocks = gridDim.x;
@@ -179,8 +191,8 @@ __device__ __forceinline__ void multiply(const Block<C>& block, const Operands& 
 #pragma unroll
         for (int i = 0; i < C::ROWS / 2; ++i) pin(sum[i]);
         if (before >= 0 && lane == 0) arrive(block.empty(before));
-        if (index == block.whole && block.shares()) finish_shared<C>(block, of, part, warp, sum);
-        else finish<C>(block, of, part, warp, sum);
+        if (index == block.whole && block.shares()) return finish_shared<C>(block, of, part, warp, sum);  // the last one
+        finish<C>(block, of, part, warp, sum);
     }
 }
 
@@ -197,7 +209,8 @@ __device__ __forceinline__ void wide_block(const char* x, const char* tiles, con
         return;
     }
     if constexpr (C::TRADES) give_registers<C::REST>();
-    copy_rows(block, of, warp - C::WARPS);
+    if constexpr (C::ARRANGED) copy_arranged(block, of, warp);
+    else copy_rows(block, of, warp - C::WARPS);
     if (block.shares()) join_shared();
 }
 

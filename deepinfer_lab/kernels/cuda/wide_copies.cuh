@@ -64,6 +64,16 @@ struct Weights {
     }
 };
 
+// By one thread of the copiers. arrivals: those that a slot waits for to be full.
+template <class C>
+__device__ __forceinline__ void start_barriers(const Block<C>& block, int arrivals) {
+    if (threadIdx.x != C::MULTIPLIERS) return;
+    for (int slot = 0; slot < C::STAGES; ++slot) {
+        start(block.full(slot), arrivals);
+        start(block.empty(slot), C::TEAM / 32);
+    }
+}
+
 // A thread's part of a batch, 32 rows by 128 of k: 16 bytes of two rows' two halves.
 struct Batch {
     uint4 of[4] = {};
@@ -124,12 +134,7 @@ __device__ __forceinline__ void copy_rows(const Block<C>& block, const Operands&
     Batch ahead[C::AHEAD];
 #pragma unroll
     for (int i = 0; i < C::AHEAD; ++i) rows.load(block, of, ahead[i]);
-    if (threadIdx.x == C::MULTIPLIERS) {
-        for (int slot = 0; slot < C::STAGES; ++slot) {
-            start(block.full(slot), COPIERS);
-            start(block.empty(slot), C::TEAM / 32);
-        }
-    }
+    start_barriers(block, COPIERS);
     __syncthreads();
     Turn<C::STAGES> turn(0);
     int next = 0;  // the slot that is the next to be full
@@ -153,4 +158,34 @@ __device__ __forceinline__ void copy_rows(const Block<C>& block, const Operands&
 #pragma unroll
         for (int i = 0; i < C::AHEAD; ++i) rows.load(block, of, ahead[i]);
     }
+}
+
+// The copiers where activations come arranged: one thread orders copies of whole slots, the others have nothing to do.
+template <class C>
+__device__ __forceinline__ void copy_arranged(const Block<C>& block, const Operands& of, int warp) {
+    start_barriers(block, 1);
+    publish_barriers();
+    __syncthreads();
+    await_previous();
+    if (warp == C::WARPS && elected()) {
+        const int rows = padded_rows(of.m), stretches = block.stretches();
+        const size_t half = static_cast<size_t>(rows) * ROW_BYTES;
+        Turn<C::STAGES> turn(0);
+        for (int index = 0; index < stretches; ++index) {
+            const Stretch part = block.stretch(index);
+            const int first = block.first_row(part), bytes = min(rows - first, C::ROWS) * ROW_BYTES;
+            const char* from = of.x + 2 * part.begin * half + static_cast<size_t>(first) * ROW_BYTES;
+            for (int left = part.count; left > 0; --left) {
+                await_or_trap(block.empty(turn.slot), turn.parity ^ 1);
+                PhaseBarrier* const full = block.full(turn.slot);
+                char* const to = block.slot(turn.slot);
+                arrive_expecting(full, 2 * bytes);
+                copy_bulk(to, from, bytes, full);
+                copy_bulk(to + C::HALF, from + half, bytes, full);
+                from += 2 * half;
+                turn.advance(1);
+            }
+        }
+    }
+    __syncwarp();
 }

@@ -72,6 +72,7 @@ void launch_clusters(int grid, int blocks, int threads, int shared, int seed, Ke
     }
 }
 
+inline bool elected() { return threadIdx.x % 32 == 0; }
 inline char* transposed_rows[1024];
 inline void store_transposed(char* row, const unsigned (&words)[4]) {
     if (reinterpret_cast<size_t>(row) % 16) std::abort();

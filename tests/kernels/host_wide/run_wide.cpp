@@ -1,14 +1,25 @@
 // The kernels of wide.cuh in one CPU program; requests and answers as those of host_ops/run_ops.cpp, where grid_y is the number
-// of blocks of a cluster.
+// of blocks of a cluster. Kernel 0 arranges rows.
 #include "cuda_host.h"
+
+inline unsigned words_exchanged[1024];
+inline unsigned __shfl_xor_sync(unsigned, unsigned value, int distance) {
+    words_exchanged[threadIdx.x] = value;
+    sync_warp();
+    const unsigned got = words_exchanged[threadIdx.x ^ distance];
+    sync_warp();
+    return got;
+}
+
+#include "arrange_rows.cu"
 #include "wide.cuh"
 
 // The order of CUTS in wide_products.py.
 template <class Words>
 struct Cuts {
-    using A = WideCut<Words, 2, 1, 32, 3, 3, 4>;
-    using B = WideCut<Words, 1, 1, 128, 2, 4, 2>;
-    using C = WideCut<Words, 1, 2, 32, 3, 3, 4>;
+    using A = WideCut<Words, 2, 1, 32, 5, 3, 4, false>;
+    using B = WideCut<Words, 1, 1, 128, 2, 4, 2, true>;
+    using C = WideCut<Words, 1, 2, 32, 6, 3, 4, false>;
 };
 
 struct Buffer {
@@ -41,12 +52,13 @@ int main() {
         };
         launch_clusters(h[1], h[2], h[3], h[6], h[7], [&] {
             switch (h[0]) {
-                case 0: return wide(Cuts<W4Words>::A{});
-                case 1: return wide(Cuts<W4Words>::B{});
-                case 2: return wide(Cuts<W4Words>::C{});
-                case 3: return wide(Cuts<W3Words>::A{});
-                case 4: return wide(Cuts<W3Words>::B{});
-                case 5: return wide(Cuts<W3Words>::C{});
+                case 0: return arrange_rows(b[0], b[1], n[0], n[1]);
+                case 1: return wide(Cuts<W4Words>::A{});
+                case 2: return wide(Cuts<W4Words>::B{});
+                case 3: return wide(Cuts<W4Words>::C{});
+                case 4: return wide(Cuts<W3Words>::A{});
+                case 5: return wide(Cuts<W3Words>::B{});
+                case 6: return wide(Cuts<W3Words>::C{});
             }
         });
         for (const Buffer& buffer : b)

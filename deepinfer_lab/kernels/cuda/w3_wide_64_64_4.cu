@@ -1,3 +1,0 @@
-// Blocks of 64 activation rows and 64 outputs of a W3 weight in tiles, by four teams.
-#include "wide.cuh"
-WIDE_KERNEL(w3_wide_64_64_4, W3Words, 1, 4, 64, 6, 6, 2)

@@ -1,3 +1,0 @@
-// Blocks of 128 activation rows and 64 outputs of a W4 weight in tiles, by two teams.
-#include "wide.cuh"
-WIDE_KERNEL(w4_wide_64_128_2, W4Words, 1, 2, 128, 5, 6, 2)

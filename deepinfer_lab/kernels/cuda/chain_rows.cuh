@@ -139,7 +139,6 @@ __device__ __forceinline__ void take_gated(int phase) {
             await_words(v, [](int) { return true; }, [&](int i) { return from + place(first, i); });
 #pragma unroll
             for (int begin = 0; begin < AT_ONCE; begin += PART) {
-                if (first + begin * CHAIN_THREADS >= items) break;
                 uint2 part[PART];
 #pragma unroll
                 for (int i = 0; i < PART; ++i) part[i] = v[begin + i];

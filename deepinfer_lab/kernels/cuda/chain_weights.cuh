@@ -7,9 +7,8 @@
 #include "chain_space.cuh"
 
 constexpr int SCALE_BYTES = 2 * MMA_N;  // of a unit: a group is 128 of k
-// Slots under way at once: with more, whatever else a block reads, and waits for, would stand in line behind them. MANY while
-// half of the ring is empty, or those who multiply would wait for the memory.
-constexpr int FEW = 1, MANY = 4, EMPTY_PART = 2;
+// Bytes under way at once: with more, whatever else a block reads, and waits for, would stand in line behind them.
+constexpr int UNDER_WAY = 26 * 1024;
 
 // Bytes of a unit of 128 of k.
 template <class Unpack>
@@ -46,10 +45,9 @@ struct Ring {
 
     // All weights of the first `products` products, by one thread.
     __device__ __forceinline__ void copy_all(const ChainLayer* layer, const ChainShare* shares, int products) {
-        Ring oldest = *this, ahead = *this;  // of those under way; where the part ends that must be empty for MANY
-#pragma unroll 1
-        for (int i = (end - first) / SLOT / EMPTY_PART; i > 1; --i) ahead.leave();
-        int flying = 0;
+        constexpr int MOST = UNDER_WAY / (CHAIN_WARPS * (unit_bytes<Mlp>() + SCALE_BYTES));  // slots
+        Ring oldest = *this;                                                                  // of those under way
+        int under_way = 0;
 #pragma unroll 1
         for (int product = QKV; products > 0; --products) {
             const ChainShare& share = shares[product];
@@ -60,10 +58,9 @@ struct Ring {
 #pragma unroll 1
             for (int left = share.count; left > 0; left -= CHAIN_WARPS) {
                 const int count = min(left, CHAIN_WARPS);
-                const int most = is_over(ahead.empty(), ahead.parity ^ 1) ? MANY : FEW;
-                for (; flying >= most; --flying) await_copy(oldest.full(), oldest.parity), oldest.leave();
+                if (under_way < MOST) ++under_way;
+                else await_copy(oldest.full(), oldest.parity), oldest.leave();
                 await_copy(empty(), parity ^ 1);
-                ++flying, ahead.leave();
                 arrive_expecting(full(), count * (bytes + SCALE_BYTES));
                 stream_bulk(slot(), tiles, count * bytes, full());
                 stream_bulk(slot() + SCALES, scales, count * SCALE_BYTES, full());

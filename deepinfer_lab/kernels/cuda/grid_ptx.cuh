@@ -1,5 +1,5 @@
 // PTX of kernels whose blocks are all resident and wait for one another (sm_90). A wait that nothing ends traps: a launch fails
-// instead of holding the card. PTX ISA, "Memory Consistency Model", "ld" and "st", "mbarrier.test_wait / try_wait".
+// instead of holding the card. PTX ISA, "Memory Consistency Model", "ld" and "st", "mbarrier.try_wait".
 #pragma once
 #include "wgmma_ptx.cuh"
 
@@ -45,17 +45,7 @@ __device__ __forceinline__ void stream_bulk(char* to, const char* from, int byte
         : "memory");
 }
 
-// At once.
 __device__ __forceinline__ bool is_over(PhaseBarrier* barrier, unsigned parity) {
-    unsigned over;
-    asm volatile("{.reg .pred p; mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p;}"
-                 : "=r"(over)
-                 : "r"(shared_address(barrier)), "r"(parity)
-                 : "memory");
-    return over;
-}
-// After a while, unless it is over sooner.
-__device__ __forceinline__ bool is_soon_over(PhaseBarrier* barrier, unsigned parity) {
     unsigned over;
     asm volatile("{.reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p;}"
                  : "=r"(over)
@@ -65,7 +55,7 @@ __device__ __forceinline__ bool is_soon_over(PhaseBarrier* barrier, unsigned par
 }
 // As `await`, with patience.
 __device__ __forceinline__ void await_copy(PhaseBarrier* barrier, unsigned parity) {
-    if (is_soon_over(barrier, parity)) return;
+    if (is_over(barrier, parity)) return;
     Patience patience;
-    while (!is_soon_over(barrier, parity)) patience.spend();
+    while (!is_over(barrier, parity)) patience.spend();
 }

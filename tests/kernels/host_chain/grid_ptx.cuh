@@ -19,10 +19,4 @@ inline void put_word(unsigned* to, unsigned word) {
 inline uint4 look(const uint4* from) { return *from; }
 inline uint2 look(const uint2* from) { return *from; }
 inline void stream_bulk(char* to, const char* from, int bytes, PhaseBarrier* barrier) { copy_bulk(to, from, bytes, barrier); }
-inline bool is_over(PhaseBarrier* barrier, unsigned parity) {
-    const std::lock_guard lock(phases_mutex);
-    Phases& its = phases.at(barrier);
-    if (its.over % 2 == parity) its.settle();
-    return its.over % 2 != parity;
-}
 inline void await_copy(PhaseBarrier* barrier, unsigned parity) { await(barrier, parity); }

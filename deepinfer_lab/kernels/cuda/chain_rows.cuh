@@ -69,22 +69,23 @@ __device__ __forceinline__ void add_norm(int phase, int product, const Keep& kee
     sync_chain();
 }
 
-// What the splits of a head have found, of the four dimensions from 4 * `item` on.
+// What the splits of a head have found, at most MOST of them, of the four dimensions from 4 * `item` on.
+template <int MOST>
 __device__ __forceinline__ uint2 added_splits(const Chain& of, int row, int item, int used) {
-    uint2 v[2][MOST_SPLITS];  // values; and top and sum
+    uint2 v[2][MOST];  // values; and top and sum
     await_words(
-        reinterpret_cast<uint2(&)[2 * MOST_SPLITS]>(v), [&](int i) { return i % MOST_SPLITS < used; },
+        reinterpret_cast<uint2(&)[2 * MOST]>(v), [&](int i) { return i % MOST < used; },
         [&](int i) {
-            const auto* const from = reinterpret_cast<const uint2*>(of.split(row, i % MOST_SPLITS));
-            return from + (i < MOST_SPLITS ? item : of.stats() / 2 + item / (HEAD_DIM / 4) * 2);
+            const auto* const from = reinterpret_cast<const uint2*>(of.split(row, i % MOST));
+            return from + (i < MOST ? item : of.stats() / 2 + item / (HEAD_DIM / 4) * 2);
         });
     float highest = LOWEST, total = 0.0f, sum[4] = {};
 #pragma unroll
-    for (int i = 0; i < MOST_SPLITS; ++i) {
+    for (int i = 0; i < MOST; ++i) {
         if (i < used) highest = fmaxf(highest, __uint_as_float(v[1][i].x));
     }
 #pragma unroll
-    for (int i = 0; i < MOST_SPLITS; ++i) {
+    for (int i = 0; i < MOST; ++i) {
         if (i >= used) continue;
         const float weight = exp2_approx(__uint_as_float(v[1][i].x) - highest) * __uint_as_float(v[1][i].y);
         float a[4];
@@ -99,7 +100,8 @@ __device__ __forceinline__ uint2 added_splits(const Chain& of, int row, int item
     return half_four(sum);
 }
 
-// Attention's results: as they are, where there is one split.
+// Attention's results: as they are, where there is one split. Few splits have code of their own: with many it is as long as
+// that of a whole phase.
 template <int ROWS>
 __device__ __forceinline__ void take_attended(int phase) {
     const Space<ROWS>& space = space_of<ROWS>();
@@ -112,8 +114,12 @@ __device__ __forceinline__ void take_attended(int phase) {
             if (used == 1) {
                 const auto* const from = reinterpret_cast<const uint2*>(space.of.split(row, 0)) + item;
                 await_words(v, [](int) { return true; }, [&](int) { return from; });
+            } else if (used <= 2) {
+                v[0] = added_splits<2>(space.of, row, item, used);
+            } else if (used <= 4) {
+                v[0] = added_splits<4>(space.of, row, item, used);
             } else {
-                v[0] = added_splits(space.of, row, item, used);
+                v[0] = added_splits<MOST_SPLITS>(space.of, row, item, used);
             }
             keep_four(space, row, item / 32, v[0]);
         }

@@ -17,6 +17,11 @@ def error(found: torch.Tensor, expected: torch.Tensor) -> float:
     return ((found.double().cpu() - expected.double()).norm() / expected.double().norm()).item()
 
 
+def close(found: torch.Tensor, expected: torch.Tensor, nudged: torch.Tensor) -> bool:
+    """nudged: what is expected of activations that are a thousandth off, which softmax can make much of."""
+    return error(found, expected) < 4 * max(1e-3, error(nudged, expected))
+
+
 def step(rows: int, hidden: int, lengths: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     each = SLOTS // BLOCK // rows
     return torch.randn(rows, hidden).half(), torch.randperm(rows * each).view(rows, each), torch.tensor(lengths)
@@ -36,6 +41,7 @@ def test_matches_float32(shape, blocks, lengths):
     model = make(shape, bias=blocks is None, seed=torch.initial_seed() % 1000)
     x, table, lengths = step(len(lengths), shape.hidden, lengths)
     expected = reference(model, x, table, lengths)
+    nudged = reference(model, (x * (1 + torch.randn(x.shape) / 1000)).half(), table, lengths)
     new = table[torch.arange(len(lengths)), (lengths - 1) // BLOCK] * BLOCK + (lengths - 1) % BLOCK
     for layer in model.layers:  # nothing of what is there yet may matter
         layer.k[new] = layer.v[new] = torch.nan
@@ -43,11 +49,11 @@ def test_matches_float32(shape, blocks, lengths):
     chain = there.chain(len(lengths), blocks)
     given = x.cuda(), table.cuda(), lengths.cuda()
     first = [each.clone() for each in chain(*given)]
-    assert error(first[0], expected[-1].out) < 1e-2
+    assert close(first[0], expected[-1].out, nudged[-1].out)
     assert error(first[1], normed(first[0].float().cpu(), model.norm)) < 5e-4
-    for layer, tensors in zip(expected, there.layers, strict=True):
-        assert error(tensors.k[new], layer.k) < 1e-2
-        assert error(tensors.v[new], layer.v) < 1e-2
+    for layer, off, tensors in zip(expected, nudged, there.layers, strict=True):
+        assert close(tensors.k[new], layer.k, off.k)
+        assert close(tensors.v[new], layer.v, off.v)
     for _ in range(20):  # what a launch leaves is what the next one needs
         assert all(map(torch.equal, chain(*given), first))
 

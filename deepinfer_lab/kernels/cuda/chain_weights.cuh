@@ -105,13 +105,12 @@ struct Bytes<W3Tiles> {
 };
 
 // Activations of a unit, as a product of lane 4g + t takes them: two bytes, as `keep_fours` (chain_digits.cuh) has made them,
-// column 0 the upper, 1 the lower; zeros in the other six. Sums are whole numbers, and exact. They begin with -ZERO times the
-// activations', for what weights are stored with.
+// column 0 the upper, 1 the lower; zeros in the other six. Sums are whole numbers, and exact. ZERO times the activations' own
+// comes off in the end, since weights are stored with so much more.
 template <class Unpack>
 struct Operand {
     uint4 b[2] = {};
-    int offset = 0;
-    float unit_step = 0.0f;
+    Total total = {};
     const char* digits;
     const Total* totals;
     bool there;
@@ -119,18 +118,17 @@ struct Operand {
     __device__ __forceinline__ Operand(const Space& space, int g, int t)
         : digits(space.digits(g % 2) + 32 * t), totals(space.totals()), there(g < 2) {}
     __device__ __forceinline__ void load(int unit) {
-        const Total its = totals[unit];
-        offset = -Bytes<Unpack>::ZERO * its.sum, unit_step = its.step;
+        total = totals[unit];
         if (!there) return;
         const auto* const from = reinterpret_cast<const uint4*>(digits + unit * MMA_K);
         b[0] = from[0], b[1] = from[1];
     }
     struct Found {
         int sum[4];
-        float step;
+        Total total;
     };
     __device__ __forceinline__ Found multiply(const unsigned* words) const {
-        Found found = {{0, offset, 0, offset * Bytes<Unpack>::HIGH}, unit_step};
+        Found found = {{}, total};
 #pragma unroll
         for (int p = 0; p < 4; ++p) {
             unsigned a[4];
@@ -143,8 +141,13 @@ struct Operand {
         return found;
     }
     // By lanes 4g: outputs g and g + 8, without the weights' scales, the latter HIGH-fold.
-    __device__ __forceinline__ float low(const Found& found) const { return (found.sum[0] * 256 + found.sum[1]) * found.step; }
-    __device__ __forceinline__ float high(const Found& found) const { return (found.sum[2] * 256 + found.sum[3]) * found.step; }
+    static __device__ __forceinline__ float low(const Found& found) {
+        return (found.sum[0] * 256 + found.sum[1] - Bytes<Unpack>::ZERO * found.total.sum) * found.total.step;
+    }
+    static __device__ __forceinline__ float high(const Found& found) {
+        constexpr int ZERO = Bytes<Unpack>::ZERO * Bytes<Unpack>::HIGH;
+        return (found.sum[2] * 256 + found.sum[3] - ZERO * found.total.sum) * found.total.step;
+    }
 };
 
 // A lane's weights of a unit, and the scales of its outputs.

@@ -38,9 +38,9 @@ class Model:
         ]
         return replace(self, layers=layers, norm=moved(self.norm), cos=moved(self.cos), sin=moved(self.sin))
 
-    def chain(self, rows: int, blocks: int | None = None) -> DecodeChain:
+    def chain(self, blocks: int | None = None) -> DecodeChain:
         return DecodeChain(
-            self.shape, rows, self.layers, self.norm, self.cos, self.sin, eps=EPS, block_size=BLOCK, blocks=blocks
+            self.shape, self.layers, self.norm, self.cos, self.sin, eps=EPS, block_size=BLOCK, blocks=blocks
         )
 
 
@@ -74,7 +74,7 @@ def make(shape: ChainShape, bias: bool = True, seed: int = 0) -> Model:
 
 @dataclass(frozen=True)
 class Layer:
-    """What each phase of a layer leaves, float32 [rows, ...], and the new K and V [rows, kv_heads, 128]."""
+    """What each phase of a layer leaves, float32 [1, ...], and the new K and V [1, kv_heads, 128]."""
 
     qkv: torch.Tensor
     attended: torch.Tensor
@@ -93,10 +93,11 @@ def rounded(x: torch.Tensor) -> torch.Tensor:
     return x.half().float()
 
 
-def reference(model: Model, x: torch.Tensor, table: torch.Tensor, lengths: torch.Tensor) -> list[Layer]:
+def reference(model: Model, x: torch.Tensor, table: torch.Tensor, length: int) -> list[Layer]:
+    """x: [1, hidden]. table: [1, B]. length: the new token included."""
     x, shape, layers = x.float(), model.shape, []
     heads, kv_heads = shape.heads, shape.kv_heads
-    cos, sin = (angles[lengths - 1].float().unsqueeze(1) for angles in (model.cos, model.sin))
+    cos, sin = (angles[length - 1].float() for angles in (model.cos, model.sin))
     for dense, tensors in zip(model.dense, model.layers, strict=True):
         bias = 0 if tensors.qkv_bias is None else tensors.qkv_bias.float()
         qkv = rounded(normed(x, tensors.input_norm) @ dense[0].T + bias)
@@ -104,16 +105,13 @@ def reference(model: Model, x: torch.Tensor, table: torch.Tensor, lengths: torch
         q, k = (
             rounded(torch.cat((a * cos - b * sin, b * cos + a * sin), -1)) for a, b in (y.chunk(2, -1) for y in (q, k))
         )
-        attended = []
-        for row, length in enumerate(lengths.tolist()):
-            slots = (table[row].unsqueeze(1) * BLOCK + torch.arange(BLOCK)).flatten()[: length - 1]
-            keys, values = (
-                torch.cat((past[slots].float(), new[row : row + 1])).repeat_interleave(heads // kv_heads, 1)
-                for past, new in ((tensors.k, k), (tensors.v, v))
-            )
-            weights = (torch.einsum("hd,nhd->hn", q[row], keys) * 128**-0.5).softmax(-1)
-            attended.append(torch.einsum("hn,nhd->hd", weights, values).flatten())
-        attended = rounded(torch.stack(attended))
+        slots = (table[0].unsqueeze(1) * BLOCK + torch.arange(BLOCK)).flatten()[: length - 1]
+        keys, values = (
+            torch.cat((past[slots].float(), new)).repeat_interleave(heads // kv_heads, 1)
+            for past, new in ((tensors.k, k), (tensors.v, v))
+        )
+        weights = (torch.einsum("hd,nhd->hn", q[0], keys) * 128**-0.5).softmax(-1)
+        attended = rounded(torch.einsum("hn,nhd->hd", weights, values).view(1, -1))
         after_o = rounded(x + rounded(attended @ dense[1].T))
         gate, up = rounded(normed(after_o, tensors.post_norm) @ dense[2].T).chunk(2, -1)
         gated = rounded(silu(gate) * up)

@@ -181,7 +181,7 @@ def engine(command: Command) -> Command:
             "--decode-chain/--no-decode-chain",
             default=EngineConfig.decode_chain,
             show_default=True,
-            help="On a GPU that can: all layers of a decode step of one or two rows in one launch, or in several.",
+            help="On a GPU that can: all layers of a decode step of one sequence in one launch, or in several.",
         ),
         click.option(
             "--max-in-flight",

@@ -27,7 +27,7 @@ class EngineConfig:
         itl_target_ms: milliseconds between two tokens of a request that `time-sliced` and `adaptive` aim at.
         cuda_graphs: on a GPU, capture forward passes at the start, which takes seconds, and replay them. Otherwise each kernel
             is launched by Python.
-        decode_chain: on a GPU that can, all layers of a captured decode step of one or two rows are one launch, while no prompt
+        decode_chain: on a GPU that can, all layers of a captured decode step of one sequence are one launch, while no prompt
             is read. It needs all multiprocessors at once: to be turned off where two engines share a GPU.
         decode_share: part of the multiprocessors that prefill leaves to decode under `partition` and `adaptive`, between 0 and
             1; None: a quarter under the one, a sixteenth under the other, which lets decode use all.

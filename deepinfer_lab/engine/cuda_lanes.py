@@ -40,16 +40,16 @@ def cuda_lanes(
         chunk_tokens, max_batch, max_context: the largest chunk, batch and sequence that they will be given.
         decode_share: of the multiprocessors, that prefill leaves to decode where the placement divides them; None: the
             placement's own. Where this device, driver or installation cannot, a warning says why, and nothing is divided.
-        decode_chain: chain what can be (`Decoder.chains`), as long as no other lane has anything to run.
+        decode_chain: chain what can be (`Decoder.chain`), as long as no other lane has anything to run.
 
-    Two chains never run at once: only one track has any, decode's on all multiprocessors, and a track's steps run in order.
+    A chain never runs twice at once: only one track has it, decode's on all multiprocessors, and a track's steps run in order.
     """
     device = model.device
     clock = DeviceClock(device)
     if graphs and model.uses_kernels:
         preload(device)
     alone, shared = _streams(placement, device, decode_share)
-    chains = model.chains(kv) if graphs and decode_chain and _has_whole(placement) else {}
+    chain = model.chain(kv) if graphs and decode_chain and _has_whole(placement) else None
     lanes = {}
     for name in placement.lanes:
         phases = ("mixed",) if placement.fused else ()
@@ -63,7 +63,7 @@ def cuda_lanes(
                 captured = StepGraphs(
                     model, kv, phases=phases, chunk_tokens=chunk_tokens, max_batch=max_batch,
                     max_tokens=min(max_context, kv.num_blocks * kv.block_size), last=last,
-                    chains=chains if name == placement.decode and stream is alone[name] else {},
+                    chain=chain if name == placement.decode and stream is alone[name] else None,
                 )  # fmt: skip
                 _capture(captured, stream, device, name)
             tracks[stream] = Track(stream, captured)

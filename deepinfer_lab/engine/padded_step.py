@@ -17,7 +17,7 @@ class PaddedShape:
 
     Attributes:
         chunk: tokens of the prompt chunk, or 0. rows: decode rows, or 0. columns: KV blocks of every sequence.
-        chained: its layers are one launch, which wants the device for itself (`Decoder.chains`).
+        chained: its layers are one launch, of one decode row, which wants the device for itself (`Decoder.chain`).
     """
 
     chunk: int

@@ -1,9 +1,8 @@
 """Forward passes captured as CUDA graphs: a launch costs microseconds, not one launch for each kernel."""
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from types import MappingProxyType
 
 import torch
 
@@ -41,7 +40,7 @@ class StepGraph:
     Args:
         last: int64 [sequences], the likeliest tokens of the lane's last step with decode rows.
         pool: memory of another graph's intermediates, to be shared; None takes new memory.
-        chain: for a chained shape, of as many rows; it must outlive the graph.
+        chain: for a chained shape; it must outlive the graph.
         warm_up: run the pass once before, since libraries must not set themselves up while a graph is captured.
     """
 
@@ -120,7 +119,7 @@ class StepGraphs:
         chunk_tokens, max_batch: the largest chunk and batch.
         max_tokens: the longest sequence, in tokens.
         last: the lane's, as for `StepGraph`.
-        chains: by rows, for decode steps that have the device for themselves. Their places are as a launch left them: graphs of
+        chain: for decode steps of one row that have the device for themselves. Its places are as a launch left them: graphs of
             a lane run in order, and none stops early.
     """
 
@@ -134,9 +133,9 @@ class StepGraphs:
         max_batch: int,
         max_tokens: int,
         last: torch.Tensor,
-        chains: Mapping[int, DecodeChain] = MappingProxyType({}),
+        chain: DecodeChain | None = None,
     ) -> None:
-        self._model, self._kv, self._last, self._chains = model, kv, last, chains
+        self._model, self._kv, self._last, self._chain = model, kv, last, chain
         self._phases = phases
         self._chunks = ladder(min(FEWEST_TOKENS, chunk_tokens), chunk_tokens)
         self._rows = ladder(FEWEST_ROWS, max_batch, 4 if "mixed" in phases else 2)
@@ -162,7 +161,8 @@ class StepGraphs:
                 rows = [0] if phase == "prefill" else self._rows
                 fitting = [chunk for chunk in chunks if chunk <= columns * self._kv.block_size]
                 yield from (PaddedShape(chunk, count, columns) for chunk in fitting for count in rows)
-            yield from (PaddedShape(0, rows, columns, True) for rows in self._chains if self._chained(rows, columns))
+            if self._chained(1, columns):
+                yield PaddedShape(0, 1, columns, True)
         for chunk, columns in self._first_columns.items():
             if columns not in self._columns:
                 yield PaddedShape(chunk, 0, columns)
@@ -171,7 +171,7 @@ class StepGraphs:
         """The graph of a shape, captured if it is asked for for the first time."""
         if shape not in self._graphs:
             kind = shape.chunk > 0, shape.rows > 0, shape.chained
-            chain = self._chains[shape.rows] if shape.chained else None
+            chain = self._chain if shape.chained else None
             graph = StepGraph(shape, self._model, self._kv, self._last, self._memory, chain, kind not in self._warm)
             self._warm.add(kind)
             self._memory = self._memory or graph.pool
@@ -189,12 +189,12 @@ class StepGraphs:
         if not work.decodes and work.chunk.start == 0:
             columns = self._first_columns.get(chunk, columns)
         if alone and work.chunk is None and self._chained(len(work.decodes), columns):
-            return self.capture(PaddedShape(0, len(work.decodes), columns, True))
+            return self.capture(PaddedShape(0, 1, columns, True))
         return self.capture(PaddedShape(chunk, rows, columns))
 
     def _chained(self, rows: int, columns: int) -> bool:
-        chain = self._chains.get(rows)
-        return chain is not None and rows <= self._rows[-1] and columns * self._kv.block_size <= chain.plan.longest
+        chain = self._chain
+        return chain is not None and rows == 1 and columns * self._kv.block_size <= chain.plan.longest
 
 
 def _fit(steps: list[int], size: int) -> int:

@@ -8,13 +8,13 @@ import functools
 from dataclasses import dataclass
 
 from deepinfer_lab.errors import KernelError
-from deepinfer_lab.kernels.ops_catalogue import CHAIN_BITS, CHAIN_ROWS
+from deepinfer_lab.kernels.ops_catalogue import CHAIN_BITS
 from deepinfer_lab.kernels.tiles_check import UNIT_K, UNIT_N, unit_bytes
 
 NAME = "decode_chain"
 # As chain_space.cuh has them.
 WARPS, HEAD_DIM, MOST_RATIO, MOST_PARTS, MOST_SPLITS, STATS = 16, 128, 8, 2, 8, 4
-CHAIN_BYTES, SHARE_BYTES, LAYER_BYTES, SEQUENCE_BYTES = 13 * 8 + 17 * 4 + 4, 4 * 40, 13 * 8, 12
+CHAIN_BYTES, SHARE_BYTES, LAYER_BYTES = 13 * 8 + 16 * 4, 4 * 40, 13 * 8
 POSITION_BYTES = 2 * WARPS * 8 * 4 + HEAD_DIM * 2
 ATTENTION_BYTES = 10 * 160 * 2 + 8 * 32 * 16 + 16 * 8 * 8 * 2 + 2 * 16 * 8 * 4
 PRODUCTS, PHASES, STAMPS = 4, 5, 4
@@ -69,7 +69,7 @@ class ChainPlan:
     longest: int
 
 
-def obstacle(shape: ChainShape, rows: int, blocks: int, shared: int) -> str | None:
+def obstacle(shape: ChainShape, blocks: int, shared: int) -> str | None:
     """Why there is no `plan` for such a step, and what it would take; None where there is one.
 
     Args:
@@ -78,42 +78,40 @@ def obstacle(shape: ChainShape, rows: int, blocks: int, shared: int) -> str | No
     if (shape.attention_bits, shape.mlp_bits) not in CHAIN_BITS:
         allowed = ", ".join(f"{attention} and {mlp}" for attention, mlp in CHAIN_BITS)
         return f"{shape.attention_bits} bits in attention and {shape.mlp_bits} in the MLP, must be one of {allowed}"
-    if rows not in CHAIN_ROWS:
-        return f"{rows} rows, must be one of {', '.join(map(str, CHAIN_ROWS))}"
     if shape.heads % shape.kv_heads or shape.heads // shape.kv_heads > MOST_RATIO:
         return f"{shape.heads} query heads for {shape.kv_heads} KV heads, must be 1 to {MOST_RATIO} for each"
     for name in ("hidden", "intermediate"):
         if getattr(shape, name) % UNIT_K:
             return f"{name} = {getattr(shape, name)}, must be a multiple of {UNIT_K}"
     used = _blocks(shape, blocks)
-    if not _splits(shape, rows, used):
-        return f"{used} blocks for {rows} x {shape.kv_heads} KV heads, must be as many"
-    depth = _depth(shape, rows, used, shared)
+    if not _splits(shape, used):
+        return f"{used} blocks for {shape.kv_heads} KV heads, must be as many"
+    depth = _depth(shape, used, shared)
     return (
         None if depth >= FEWEST_SLOTS else f"{shared} bytes of shared memory hold {depth} slots, must be {FEWEST_SLOTS}"
     )
 
 
 @functools.lru_cache
-def plan(shape: ChainShape, rows: int, blocks: int, shared: int) -> ChainPlan:
+def plan(shape: ChainShape, blocks: int, shared: int) -> ChainPlan:
     """Arguments as `obstacle`.
 
     Raises:
         KernelError: there is none; `obstacle` says why.
     """
-    why = obstacle(shape, rows, blocks, shared)
+    why = obstacle(shape, blocks, shared)
     if why is not None:
         raise KernelError(f"{NAME}: {why}")
     used = _blocks(shape, blocks)
-    depth = _depth(shape, rows, used, shared)
+    depth = _depth(shape, used, shared)
     return ChainPlan(
-        op=f"{NAME}_w{shape.attention_bits}_w{shape.mlp_bits}_{rows}",
+        op=f"{NAME}_w{shape.attention_bits}_w{shape.mlp_bits}",
         blocks=used,
         depth=depth,
-        shared=_fixed(shape, rows, used) + depth * _slot(shape),
+        shared=_fixed(shape, used) + depth * _slot(shape),
         grains=tuple(_grain(n, k, used) for n, k in (shape.products[i] for i in (QKV, OUT, DOWN))),
         most_tiles=_most_tiles(shape, used),
-        longest=_splits(shape, rows, used) * MOST_POSITIONS,
+        longest=_splits(shape, used) * MOST_POSITIONS,
     )
 
 
@@ -122,9 +120,9 @@ def _blocks(shape: ChainShape, blocks: int) -> int:
     return min(blocks, *(n // UNIT_N for n, _ in shape.products))
 
 
-def _splits(shape: ChainShape, rows: int, blocks: int) -> int:
+def _splits(shape: ChainShape, blocks: int) -> int:
     """Of a sequence's positions: a block has at most one."""
-    return min(blocks // (rows * shape.kv_heads), MOST_SPLITS)
+    return min(blocks // shape.kv_heads, MOST_SPLITS)
 
 
 def _grain(n: int, k: int, blocks: int) -> int:
@@ -157,20 +155,20 @@ def _slot(shape: ChainShape) -> int:
     return WARPS * (max(unit_bytes(bits) for bits in (shape.attention_bits, shape.mlp_bits)) + 2 * UNIT_N) + 16
 
 
-def _fixed(shape: ChainShape, rows: int, blocks: int) -> int:
+def _fixed(shape: ChainShape, blocks: int) -> int:
     """Bytes of shared memory of a block in front of its ring: `Space` in chain_space.cuh, and what that speaks of."""
     most = max(shape.hidden, shape.q_size, shape.intermediate)
-    space = _up(CHAIN_BYTES + SHARE_BYTES + rows * SEQUENCE_BYTES + WARPS * 8 + 6 * 4 + 10 * 4) + rows * WARPS * 4
-    hidden = (rows + 1) * shape.hidden * 2
-    sums = _most_tiles(shape, blocks) * WARPS * rows * UNIT_N * 4
-    act = max(rows * (most + 32) * 2, ATTENTION_BYTES)
-    totals = most // UNIT_K * rows * 8
-    return _up(space + act + hidden + sums + shape.layers * LAYER_BYTES + totals) + POSITION_BYTES
+    space = _up(CHAIN_BYTES + SHARE_BYTES + WARPS * 8 + 5 * 4 + 11 * 4) + WARPS * 4
+    digits = max(2 * (most + 16), ATTENTION_BYTES)
+    hidden = 2 * shape.hidden * 2  # of x and of a norm's weight
+    sums = _most_tiles(shape, blocks) * WARPS * UNIT_N * 4
+    totals = most // UNIT_K * 8
+    return _up(space + digits + hidden + sums + shape.layers * LAYER_BYTES + totals) + POSITION_BYTES
 
 
 def _up(count: int) -> int:
     return -(-count // 16) * 16
 
 
-def _depth(shape: ChainShape, rows: int, blocks: int, shared: int) -> int:
-    return (shared - _fixed(shape, rows, blocks)) // _slot(shape)
+def _depth(shape: ChainShape, blocks: int, shared: int) -> int:
+    return (shared - _fixed(shape, blocks)) // _slot(shape)

@@ -1,7 +1,7 @@
-"""One decode step of a few rows, all layers of a decoder, in one launch (`cuda/decode_chain.cuh`).
+"""One decode step of one sequence, all layers of a decoder, in one launch (`cuda/decode_chain.cuh`).
 
 As many blocks as there are multiprocessors wait for one another after each phase, while the weights of what follows are already
-on their way. Made for one sequence or two, whose step is otherwise some two hundred launches that wait for one another.
+on their way. Its step is otherwise some two hundred launches that wait for one another.
 """
 
 import math
@@ -50,7 +50,7 @@ class LayerTensors:
     v: torch.Tensor
 
 
-def device_obstacle(device: torch.device, shape: ChainShape, rows: int) -> str | None:
+def device_obstacle(device: torch.device, shape: ChainShape) -> str | None:
     """Why this device cannot run such a chain, and what it would take; None where it can."""
     if device.type != "cuda":
         return f"device '{device}', must be a CUDA GPU"
@@ -60,11 +60,11 @@ def device_obstacle(device: torch.device, shape: ChainShape, rows: int) -> str |
         return f"compute capability {found}, must be {only}"
     if not dependent_launch.available(capability):
         return "the driver has no cuLaunchKernelEx, must be one for CUDA 11.8 or later"
-    return obstacle(shape, rows, multiprocessors(device.index), max_shared(device.index))
+    return obstacle(shape, multiprocessors(device.index), max_shared(device.index))
 
 
 class DecodeChain:
-    """All layers of a decoder for steps of `rows` sequences with one new token each.
+    """All layers of a decoder, for one new token of one sequence.
 
     Args:
         layers: in order. norm: the final one, float16 [hidden]. cos, sin: float16 [positions, 64].
@@ -78,7 +78,6 @@ class DecodeChain:
     def __init__(
         self,
         shape: ChainShape,
-        rows: int,
         layers: Sequence[LayerTensors],
         norm: torch.Tensor,
         cos: torch.Tensor,
@@ -89,8 +88,8 @@ class DecodeChain:
         blocks: int | None = None,
     ) -> None:
         device = norm.device
-        self.plan = plan(shape, rows, blocks or multiprocessors(device.index), max_shared(device.index))
-        self.shape, self.rows = shape, rows
+        self.plan = plan(shape, blocks or multiprocessors(device.index), max_shared(device.index))
+        self.shape = shape
         self._check(layers, norm, block_size)
         self._held, self._norm, self._cos, self._sin = tuple(layers), norm, cos, sin
         self._eps, self._block_size = eps, block_size
@@ -100,8 +99,8 @@ class DecodeChain:
             return torch.full(size, -1, dtype=torch.int32, device=device)  # empty, as chain_exchange.cuh has it
 
         self.found = places(sum(self._found_sizes()))
-        self.gated = places(rows, shape.intermediate // 2)
-        self.attended = places(rows, MOST_SPLITS, shape.heads * (HEAD_DIM // 2 + STATS))
+        self.gated = places(shape.intermediate // 2)
+        self.attended = places(MOST_SPLITS, shape.heads * (HEAD_DIM // 2 + STATS))
         if device.type == "cuda":
             torch.cuda.current_stream(device).synchronize()  # other streams will use them, too
 
@@ -110,7 +109,7 @@ class DecodeChain:
         sizes = []
         for grain, product in zip(self.plan.grains, (QKV, OUT, DOWN), strict=True):
             n, k = self.shape.products[product]
-            sizes.append(n * self.rows * (MOST_PARTS if grain * UNIT_K < k else 1))
+            sizes.append(n * (MOST_PARTS if grain * UNIT_K < k else 1))
         return sizes
 
     def reset(self) -> None:
@@ -150,20 +149,20 @@ class DecodeChain:
         """Enqueue on torch's current stream. One launch of a chain must be done before its next begins.
 
         Args:
-            x: float16 [rows, hidden]: embeddings. block_table: int64 [rows, B], contiguous. seq_lens: int64 [rows], the new
-                tokens included, each of them 1 to the plan's `longest`; no one looks, since that would be to wait.
+            x: float16 [1, hidden]: the embedding. block_table: int64 [1, B]. seq_lens: int64 [1], the new token included, 1 to
+                the plan's `longest`; no one looks, since that would be to wait.
             phases: stop after so many, five a layer: norm and qkv, attention, o, norm and gate_up, down. None: after all. A
                 launch that ends within a layer returns nothing of use, and `reset` comes before the next.
             stamps: int64 [blocks, 5, 4]: of the layer `stamped`, each block's clock after its first thread has waited, after
-                all rows are there, after the products and after it has left the results.
+                all activations are there, after the products and after it has left the results.
 
         Returns:
-            hidden states and their final norm, float16 [rows, hidden] each.
+            the hidden state and its final norm, float16 [1, hidden] each.
         """
         shape, chosen = self.shape, self.plan
-        expect(NAME, "x", x, torch.float16, (self.rows, shape.hidden), self._norm.device)
-        expect(NAME, "block_table", block_table, torch.int64, (self.rows, block_table.shape[-1]), x.device)
-        expect(NAME, "seq_lens", seq_lens, torch.int64, (self.rows,), x.device)
+        expect(NAME, "x", x, torch.float16, (1, shape.hidden), self._norm.device)
+        expect(NAME, "block_table", block_table, torch.int64, (1, block_table.shape[-1]), x.device)
+        expect(NAME, "seq_lens", seq_lens, torch.int64, (1,), x.device)
         hidden, normed = torch.empty_like(x), torch.empty_like(x)
         tensors = (
             x, self._layers, self._norm, hidden, normed, self._cos, self._sin, block_table, seq_lens, self.found, self.gated,
@@ -171,7 +170,7 @@ class DecodeChain:
         )  # fmt: skip
         numbers = (
             shape.layers, shape.hidden, shape.intermediate, shape.heads, shape.kv_heads, self._block_size,
-            np.uint32(-(-(2**32) // self._block_size)), block_table.shape[-1], chosen.depth, *chosen.grains, chosen.most_tiles,
+            np.uint32(-(-(2**32) // self._block_size)), chosen.depth, *chosen.grains, chosen.most_tiles,
             PHASES * shape.layers if phases is None else phases, stamped, np.float32(self._eps),
             np.float32(HEAD_DIM**-0.5 * math.log2(math.e)),
         )  # fmt: skip
@@ -179,11 +178,10 @@ class DecodeChain:
         return hidden, normed
 
     def parts_of(self, product: int) -> torch.Tensor:
-        """What blocks have left of qkv (0), o (1) or down (3), added: float32 [rows, N]."""
+        """What blocks have left of qkv (0), o (1) or down (3), added: float32 [N]."""
         which = (QKV, OUT, DOWN).index(product)
         found = self.found.split(self._found_sizes())[which].view(torch.float32)
-        found = found.view(-1, self.shape.products[product][0] // UNIT_N, self.rows, UNIT_N)
-        return found.sum(0).transpose(0, 1).flatten(1)
+        return found.view(-1, self.shape.products[product][0]).sum(0)
 
 
 def _addresses(layer: LayerTensors) -> list[int]:

@@ -13,8 +13,7 @@ from deepinfer_lab.kernels.wide_cuts import WIDE_CUTS
 
 HEAD_DIMS = (64, 80, 96, 128)  # that paged attention is compiled for
 MMA_ROWS = (8, 16, 32)  # activation rows of a block on tensor cores
-CHAIN_ROWS = (1, 2)  # of a decode step in one launch
-CHAIN_BITS = ((4, 4), (4, 3), (3, 3))  # of its weights, in attention and in the MLP
+CHAIN_BITS = ((4, 4), (4, 3), (3, 3))  # of a decode step in one launch: of its weights, in attention and in the MLP
 MIN_CAPABILITY = (8, 0)  # of a device for these kernels: cuda/mma.cuh
 
 
@@ -127,15 +126,14 @@ OPS = MappingProxyType(
             Op("dense_rows", 256, "up to four rows times dense fp16 weights", shared=True, dependent=True),
             *(
                 Op(
-                    f"decode_chain_w{attention}_w{mlp}_{rows}",
+                    f"decode_chain_w{attention}_w{mlp}",
                     544,
-                    f"a decode step of {rows}, {attention} bits in attention and {mlp} in the MLP, for sm_90 alone",
+                    f"a decode step of one sequence, {attention} bits in attention and {mlp} in the MLP, for sm_90 alone",
                     shared=True,
                     only="sm_90",
                     together=True,
                 )
                 for attention, mlp in CHAIN_BITS
-                for rows in CHAIN_ROWS
             ),
             Op(
                 "arrange_rows",

@@ -1,4 +1,4 @@
-"""Decode steps of a row or two whose layers are one launch (`kernels.decode_chain`): for which decoders, and over which cache.
+"""Decode steps of one sequence whose layers are one launch (`kernels.decode_chain`): for which decoders, and over which cache.
 
 Launches of a few microseconds, each of which waits for the one before it, are most of such a step. Nothing else of it changes:
 the embedding comes before, the head after.
@@ -6,14 +6,13 @@ the embedding comes before, the head after.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
 
 from deepinfer_lab.kernels.chain_plan import GROUP, HEAD_DIM, ChainShape
 from deepinfer_lab.kernels.decode_chain import DecodeChain, LayerTensors, device_obstacle
-from deepinfer_lab.kernels.ops_catalogue import CHAIN_ROWS
 from deepinfer_lab.kv.pool import KVPool
 from deepinfer_lab.model.config import ModelConfig
 from deepinfer_lab.model.rope import Rope
@@ -24,21 +23,20 @@ if TYPE_CHECKING:
 LINEARS = ("qkv", "o", "gate_up", "down")
 
 
-def decode_chains(
+def chain_of(
     config: ModelConfig, blocks: Sequence[Block], norm: torch.Tensor, rope: Rope, kv: KVPool
-) -> Mapping[int, DecodeChain]:
-    """A decoder's chain for each number of rows that can have one. They hold the pool's memory, and the blocks'.
+) -> DecodeChain | None:
+    """A decoder's chain; None where it, the cache or the device has something against one. It holds the pool's memory, and the
+    blocks'.
 
     Args:
         norm: the final one [hidden].
     """
-    if obstacle(config, blocks, kv) is not None:
-        return {}
-    shape = _shape(config, blocks[0])
-    rows = [each for each in CHAIN_ROWS if device_obstacle(norm.device, shape, each) is None]
-    layers = [_layer(block, kv, index) for index, block in enumerate(blocks)] if rows else []
+    if obstacle(config, blocks, kv) is not None or device_obstacle(norm.device, _shape(config, blocks[0])) is not None:
+        return None
+    layers = [_layer(block, kv, index) for index, block in enumerate(blocks)]
     more = {"eps": config.rms_norm_eps, "block_size": kv.block_size}
-    return {each: DecodeChain(shape, each, layers, norm, rope.cos, rope.sin, **more) for each in rows}
+    return DecodeChain(_shape(config, blocks[0]), layers, norm, rope.cos, rope.sin, **more)
 
 
 def obstacle(config: ModelConfig, blocks: Sequence[Block], kv: KVPool) -> str | None:

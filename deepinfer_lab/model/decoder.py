@@ -1,6 +1,6 @@
 """A decoder-only transformer (Llama, Qwen2, Qwen3) over the paged cache: one forward for prefill, decode and mixes."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 
@@ -10,7 +10,7 @@ from torch.nn.functional import rms_norm
 from deepinfer_lab.kernels.decode_chain import DecodeChain
 from deepinfer_lab.kernels.mma_small import Norm
 from deepinfer_lab.kv.pool import KVPool, KVShape
-from deepinfer_lab.model.chained_steps import decode_chains
+from deepinfer_lab.model.chained_steps import chain_of
 from deepinfer_lab.model.config import ModelConfig
 from deepinfer_lab.model.embedding import Embedding
 from deepinfer_lab.model.fused_block import fused_block, fused_rows, normed_product
@@ -117,24 +117,24 @@ class Decoder:
         """What must come, in the same thread, before `forward` of a step with a chunk of so many tokens is captured."""
         self._ops.prepare(tokens)
 
-    def chains(self, kv: KVPool) -> Mapping[int, DecodeChain]:
-        """What `forward` can take for decode steps over this cache, by their number of rows; none where anything stands against
-        it. Each call makes new ones, of which one at a time may run on a device."""
+    def chain(self, kv: KVPool) -> DecodeChain | None:
+        """What `forward` can take for decode steps of one sequence over this cache; None where anything stands against it. Each
+        call makes a new one, and one at a time may run on a device."""
         if self.batch_invariant or not isinstance(self._ops, CudaOps):
-            return {}
-        return decode_chains(self.config, self._blocks, self._norm, self._rope, kv)
+            return None
+        return chain_of(self.config, self._blocks, self._norm, self._rope, kv)
 
     def forward(self, step: StepInput, kv: KVPool, chain: DecodeChain | None = None) -> torch.Tensor:
         """Run new tokens through the model, writing their K and V into the cache.
 
         Args:
-            chain: one of `chains`, for a step of one new token of each sequence and as many rows.
+            chain: what `chain` made, for a step of one new token of one sequence.
 
         Returns:
             logits [L, vocab], as the head makes them, for the rows named by `step.logits_index`.
         """
         if chain is not None:
-            assert step.query_lens == (1,) * chain.rows
+            assert step.query_lens == (1,)
             _, normed = chain(self._ops.embed(self._embed, step), step.block_table, step.seq_lens)
             return self._lm_head(normed)
         ops, eps = self._ops, self.config.rms_norm_eps

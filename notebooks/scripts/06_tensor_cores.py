@@ -260,12 +260,12 @@ if ladder is not None:
 # - **Weights wait for nobody.** They are no block's output, so one warp of each block copies them into a ring in shared memory,
 #   product after product and layer after layer, a ring's length ahead of those that multiply, whatever these wait for.
 # - **How many copies under way.** Enough to keep the memory busy, and no more: a word that all wait for stands in line behind
-#   them. It is one slot of the ring a block, and up to four while half of the ring is empty.
+#   them. It is one slot of the ring a block with 4 bits, and two with 3.
 #
 # Where it should stop paying:
 #
 # - *Rows.* Each block makes all norms and reads all activations for itself, once a row, and keeps them in shared memory, which
-#   the ring loses. Chains are made for one row and two.
+#   the ring loses. A trial with two rows took 1,207 us a step on an H200, and 1,187 in launches. So chains are made for one.
 # - *Context.* Attention has a block for each of at most eight parts of a sequence's positions and each KV head, and the others
 #   look on; launches have as many as they like. Beyond the last column below there is no chain.
 # - *K.* 2,048 are sixteen units of 128, one for each of sixteen warps: every one that a warp meets is another output tile's.
@@ -279,27 +279,27 @@ STEP_MODELS = {"3B W4": ("qwen2.5-3b", "w4"), "3B W4, head too": ("qwen2.5-3b", 
 SHARED = 227 * 1024  # bytes of shared memory that a block may have on Hopper
 
 
-def ring(model, rows, multiprocessors):
+def ring(model, multiprocessors):
     """Blocks, slots, megabytes in all rings, microseconds of memory that is, the longest context; None without a chain."""
     shape, plan = SHAPES[STEP_MODELS[model][0]], PLANS[STEP_MODELS[model][1]]
     sizes = shape.num_layers, shape.hidden_size, shape.intermediate_size, shape.num_heads, shape.num_kv_heads
     sizes = chain_plan.ChainShape(*sizes, plan.attention_bits, plan.mlp_bits)
-    if chain_plan.obstacle(sizes, rows, multiprocessors, SHARED) is not None:
-        return model, rows, *[None] * 5
-    chain = chain_plan.plan(sizes, rows, multiprocessors, SHARED)
+    if chain_plan.obstacle(sizes, multiprocessors, SHARED) is not None:
+        return model, *[None] * 5
+    chain = chain_plan.plan(sizes, multiprocessors, SHARED)
     slot = chain_plan.WARPS * (unit_bytes(plan.mlp_bits) + 2 * UNIT_N)
     held = chain.blocks * chain.depth * slot
-    return model, rows, chain.blocks, chain.depth, held / 1e6, held / card.bytes_per_s * 1e6, chain.longest
+    return model, chain.blocks, chain.depth, held / 1e6, held / card.bytes_per_s * 1e6, chain.longest
 
 
 if ladder is not None:
-    rings = [ring(model, rows, known.multiprocessors) for model in ("3B W4", "7B mixed") for rows in (1, 2)]
-    show(pd.DataFrame(rings, columns=["model", "rows", "blocks", "slots", "MB of MLP", "us to fill", "positions"]), 1)
+    rings = [ring(model, known.multiprocessors) for model in ("3B W4", "7B mixed")]
+    show(pd.DataFrame(rings, columns=["model", "blocks", "slots", "MB of MLP", "us to fill", "positions"]), 1)
 
 # %% [markdown]
 # **Prediction.** The first trials on an H200, with a layer of 3B at a context of 128, are below. What a layer takes beyond the
 # reading of its weights is shared by its five phases, as the time that each waits. If phases wait as long in any model and
-# context, and with two rows as with one, then a step is all its phases' waiting, and one reading of weights, head, K and V.
+# context, and with eight rows as with one, then a step is all its phases' waiting, and one reading of weights, head, K and V.
 
 # %%
 PHASES = 5
@@ -318,8 +318,8 @@ def predicted(model, way, rows, context):
 
 print("a phase waits " + ", ".join(f"{us:.1f} us in the {way}" for way, us in WAIT_US.items()))
 expected = pd.DataFrame(
-    [(model, rows, context, way, *predicted(model, way, rows, context)) for model in STEP_MODELS for rows in (1, 2, 8)
-     for context in CONTEXTS for way in LAYER_US if way == "launches" or rows <= 2],
+    [(model, rows, context, way, *predicted(model, way, rows, context)) for model in STEP_MODELS for rows in (1, 8)
+     for context in CONTEXTS for way in LAYER_US if way == "launches" or rows == 1],
     columns=["model", "rows", "context", "way", "floor_us", "predicted_us"],
 )  # fmt: skip
 one_row = expected[expected["rows"] == 1].pivot(index=["model", "context"], columns="way", values="predicted_us")
@@ -348,7 +348,7 @@ if decode is not None:
     there = list(dict.fromkeys(steps["model"]))
     fig, axes = style.figure(-(-len(there) // 2), 2, height_in=3.1 * -(-len(there) // 2))
     for panel, model in zip(axes.flat, there, strict=False):
-        step_figures.draw_steps(panel, steps[(steps["model"] == model) & (steps["rows"] <= 2)], model)
+        step_figures.draw_steps(panel, steps[steps["model"] == model], model)
         panel.set_xlabel("context (tokens)", fontsize=10)
     for panel in axes.flat[len(there) :]:
         panel.set_axis_off()
@@ -374,17 +374,14 @@ if decode is not None:
     side = steps.pivot(index=cell, columns="way", values="us")
     if "chain" in side:
         side = side.dropna(subset="chain")
-        gain = (side["launches"] / side["chain"]).rename("gain")
+        gain = (side["launches"] / side["chain"]).droplevel("rows").unstack("context").loc[there]
         print("time of the launches over that of the chain, by context")
-        show(gain.unstack("context").loc[there].reset_index())
-        by_rows, by_context = gain.unstack("rows"), gain.unstack("context")
-        first, last = by_context.columns[[0, -1]]
-        for model in there:
-            best = by_rows.loc[model].loc[first]
-            judge(f"{model}: one row at a context of {first:,} is {best[1]:.2f} times as fast in a chain", best[1] > 1)
-            judge(f"{model}: two rows gain less, {best[2]:.2f}", best[2] < best[1])
-            far = by_context.loc[(model, 1), last]
-            judge(f"{model}: a context of {last:,} gains less than one of {first:,}, {far:.2f}", far < best[1])
+        show(gain.reset_index())
+        first, last = gain.columns[[0, -1]]
+        for model, its in gain.iterrows():
+            near, far = its[first], its[last]
+            judge(f"{model}: one row at a context of {first:,} is {near:.2f} times as fast in a chain", near > 1)
+            judge(f"{model}: a context of {last:,} gains less than one of {first:,}, {far:.2f}", far < near)
         for short, long in (("3B W4", "7B mixed"), ("3B W4, head too", "7B mixed, head too")):
             if {short, long} <= set(there):
                 few_k, many_k = (waits.at[(model, 1), "chain"] for model in (short, long))

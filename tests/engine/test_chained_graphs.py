@@ -17,7 +17,7 @@ from deepinfer_lab.model.step_input import Span
 
 BLOCK = 4
 LONGEST = 2048
-CHAINS = {rows: SimpleNamespace(plan=SimpleNamespace(longest=LONGEST)) for rows in (1, 2)}
+CHAIN = SimpleNamespace(plan=SimpleNamespace(longest=LONGEST))
 
 
 class Graph:
@@ -35,27 +35,26 @@ def work(rows: int, context: int, chunk: int = 0) -> SimpleNamespace:
     return SimpleNamespace(chunk=first, decodes=decodes, spans=[*([first] if first else []), *decodes])
 
 
-def graphs(tiny, monkeypatch, chains=CHAINS, phases=("decode", "prefill"), **more: int) -> StepGraphs:
+def graphs(tiny, monkeypatch, chain=CHAIN, phases=("decode", "prefill"), **more: int) -> StepGraphs:
     monkeypatch.setattr(step_graph, "StepGraph", Graph)
     kv = KVPool(tiny.kv_shape, 2048, BLOCK, tiny.device, scratch=True)
     sizes = {"chunk_tokens": 32, "max_batch": 8, "max_tokens": 8000, **more}
-    return StepGraphs(tiny, kv, phases=phases, last=torch.zeros(9, dtype=torch.int64), chains=chains, **sizes)
+    return StepGraphs(tiny, kv, phases=phases, last=torch.zeros(9, dtype=torch.int64), chain=chain, **sizes)
 
 
 @pytest.mark.parametrize("phases", [("decode", "prefill"), ("mixed", "decode", "prefill")])
-def test_one_row_or_two_alone_in_a_short_context(tiny, monkeypatch, phases):
+def test_one_row_alone_in_a_short_context(tiny, monkeypatch, phases):
     ours = graphs(tiny, monkeypatch, phases=phases)
     captured = {shape for shape in ours.shapes() if shape.chained}
-    assert {shape.rows for shape in captured} == {1, 2}
-    assert all(shape.chunk == 0 and shape.columns * BLOCK <= LONGEST for shape in captured)
+    assert captured
+    assert all((shape.chunk, shape.rows) == (0, 1) and shape.columns * BLOCK <= LONGEST for shape in captured)
     for context in (1, 1024, 1025, LONGEST, LONGEST + 1, 8000):
-        for rows in (1, 2, 3, 8):
+        for rows in (1, 2, 8):
             graph = ours.for_work(work(rows, context), alone=True)
-            assert graph.shape.chained == (rows <= 2 and context <= 1024), (rows, context)  # the first of the columns
-            assert graph.chain == (CHAINS[rows] if graph.shape.chained else None)
+            assert graph.shape.chained == (rows == 1 and context <= 1024), (rows, context)  # the first of the columns
+            assert graph.chain == (CHAIN if graph.shape.chained else None)
             assert graph.shape.chained == (graph.shape in captured)
             if graph.shape.chained:
-                assert graph.shape.rows == rows
                 assert context <= graph.shape.columns * BLOCK <= LONGEST
             assert not ours.for_work(work(rows, context)).shape.chained
     for rows in (0, 1, 2):
@@ -70,14 +69,10 @@ def test_columns_that_end_with_the_longest_sequence(tiny, monkeypatch):
     assert ours.for_work(work(1, 1024), alone=True).shape.chained
 
 
-def test_without_chains_or_with_one_of_them(tiny, monkeypatch):
-    ours = graphs(tiny, monkeypatch, chains={})
+def test_without_a_chain(tiny, monkeypatch):
+    ours = graphs(tiny, monkeypatch, chain=None)
     assert not any(shape.chained for shape in ours.shapes())
     assert ours.for_work(work(1, 9), alone=True).chain is None
-    ours = graphs(tiny, monkeypatch, chains={1: CHAINS[1]})
-    assert [ours.for_work(work(rows, 9), alone=True).chain for rows in (1, 2)] == [CHAINS[1], None]
-    ours = graphs(tiny, monkeypatch, max_batch=1)
-    assert {shape.rows for shape in ours.shapes() if shape.chained} == {1}
 
 
 def test_the_first_of_a_kind_is_warmed_up(tiny, monkeypatch):
@@ -102,7 +97,7 @@ def made(tiny, monkeypatch):
     monkeypatch.setattr(lanes_module, "preload", lambda _: None)
     monkeypatch.setattr(lanes_module, "_streams", streams)
     monkeypatch.setattr(lanes_module, "_capture", lambda *_: None)
-    monkeypatch.setattr(type(tiny), "chains", lambda self, kv: CHAINS)
+    monkeypatch.setattr(type(tiny), "chain", lambda self, kv: CHAIN)
     kv = KVPool(tiny.kv_shape, 8, BLOCK, tiny.device, scratch=True)
 
     def lanes(placement, *, divides: bool = True, graphs: bool = True, **more: bool):
@@ -115,38 +110,38 @@ def made(tiny, monkeypatch):
     return lanes
 
 
-def chains_of(lanes) -> dict[str, tuple[bool, bool]]:
-    """Of each lane, whether it has chains alone and shared."""
+def chained(lanes) -> dict[str, tuple[bool, bool]]:
+    """Of each lane, whether it has the chain alone and shared."""
     return {
-        name: tuple(bool(track.graphs and track.graphs._chains) for track in (lane._alone, lane._shared))
+        name: tuple(bool(track.graphs and track.graphs._chain) for track in (lane._alone, lane._shared))
         for name, lane in lanes.items()
     }
 
 
-def test_the_track_of_decode_on_the_whole_device_has_chains(made):
+def test_the_track_of_decode_on_the_whole_device_has_the_chain(made):
     for placement in (ONE_LANE, FUSED):
-        assert chains_of(made(placement)) == {"main": (True, True)}  # one track, and no lane beside
+        assert chained(made(placement)) == {"main": (True, True)}  # one track, and no lane beside
         assert made(placement)["main"]._beside is None
     for placement in (TWO_LANES, PRIORITY_LANES):
         lanes = made(placement)
-        assert chains_of(lanes) == {"prefill": (False, False), "decode": (True, True)}
+        assert chained(lanes) == {"prefill": (False, False), "decode": (True, True)}
         assert lanes["decode"]._beside is lanes["prefill"]
-    assert chains_of(made(ELASTIC)) == {"prefill": (False, False), "decode": (True, False)}
-    assert chains_of(made(PARTITION)) == {"prefill": (False, False), "decode": (False, False)}
+    assert chained(made(ELASTIC)) == {"prefill": (False, False), "decode": (True, False)}
+    assert chained(made(PARTITION)) == {"prefill": (False, False), "decode": (False, False)}
 
 
-def test_never_more_than_one_track_has_chains(made):
+def test_never_more_than_one_track_has_it(made):
     for placement in (ONE_LANE, FUSED, TWO_LANES, PRIORITY_LANES, ELASTIC, PARTITION):
         for divides in (True, False):
             tracks = {
                 id(t): t for lane in made(placement, divides=divides).values() for t in (lane._alone, lane._shared)
             }
-            assert sum(bool(track.graphs._chains) for track in tracks.values()) <= 1
+            assert sum(bool(track.graphs._chain) for track in tracks.values()) <= 1
 
 
 def test_what_turns_it_off(made):
     for off in ({"decode_chain": False}, {"graphs": False}):
-        assert chains_of(made(ONE_LANE, **off)) == {"main": (False, False)}
+        assert chained(made(ONE_LANE, **off)) == {"main": (False, False)}
 
 
 def test_not_while_the_lane_beside_has_anything_to_run(tiny):

@@ -53,35 +53,30 @@ def error(found: torch.Tensor, expected: torch.Tensor) -> float:
 
 
 CASES = {
-    "one": (SHAPE, 3, (1,), 0),
-    "a split for all, its second round unfinished": (SHAPE, 3, (230,), 1),
-    "three splits, the last unfinished": (SHAPE, 7, (300,), 2),
-    "two rows, a split for each": (SHAPE, 4, (5, 256), 0),
-    "three bits in the MLP, eight query heads a KV head": (ChainShape(1, 384, 256, 8, 1, 4, 3), 4, (130, 1), 2),
-    "a block for each tile of o and down": (ChainShape(3, 128, 128, 1, 1, 4, 3), 23, (9,), 3),
-    "all splits, three bits": (ChainShape(1, 128, 256, 7, 1, 3, 3), 8, (1000,), 4),
+    "one position": (SHAPE, 3, 1, 0),
+    "a split, its second round unfinished": (SHAPE, 3, 230, 1),
+    "three splits, the last unfinished": (SHAPE, 7, 300, 2),
+    "a split, two rounds": (ChainShape(1, 128, 128, 2, 2, 4, 4), 2, 256, 0),
+    "three bits in the MLP, eight query heads a KV head": (ChainShape(1, 384, 256, 8, 1, 4, 3), 4, 130, 2),
+    "a block for each tile of o and down": (ChainShape(3, 128, 128, 1, 1, 4, 3), 23, 9, 3),
+    "all splits, three bits": (ChainShape(1, 128, 256, 7, 1, 3, 3), 8, 1000, 4),
+    "as many units of K as there are warps": (ChainShape(1, 2048, 128, 1, 1, 4, 3), 3, 40, 5),
 }
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_matches_float32(on_host, case):
-    shape, blocks, lengths, seed = CASES[case]
-    rows = len(lengths)
+    shape, blocks, length, seed = CASES[case]
     torch.manual_seed(seed)
     model = make(shape, bias=seed % 2 == 0, seed=seed)
-    each = SLOTS // BLOCK // rows
-    x, table, lengths = (
-        torch.randn(rows, shape.hidden).half(),
-        torch.randperm(rows * each).view(rows, each),
-        torch.tensor(lengths),
-    )
-    expected = reference(model, x, table, lengths)
-    new = table[torch.arange(rows), (lengths - 1) // BLOCK] * BLOCK + (lengths - 1) % BLOCK
+    x, table = torch.randn(1, shape.hidden).half(), torch.randperm(SLOTS // BLOCK).unsqueeze(0)
+    expected = reference(model, x, table, length)
+    new = table[:, (length - 1) // BLOCK] * BLOCK + (length - 1) % BLOCK
     for layer in model.layers:  # nothing of what is there yet may matter
         layer.k[new] = layer.v[new] = torch.nan
-    chain = on_host(model.chain(rows, blocks), seed)
+    chain = on_host(model.chain(blocks), seed)
     for _ in range(2):  # and a launch finds what the one before it left
-        hidden, out = chain(x, table, lengths)
+        hidden, out = chain(x, table, torch.tensor([length]))
         assert error(hidden, expected[-1].out) < 4e-3
         assert error(out, normed(hidden.float(), model.norm)) < 5e-4
     for layer, tensors in zip(expected, model.layers, strict=True):
@@ -121,18 +116,16 @@ def test_a_decoders_own_blocks(on_host, monkeypatch):
     )
     pool = KVPool(decoder.kv_shape, 8, 4, torch.device("cpu"))
     halves = KVPool(replace(decoder.kv_shape, dtype=torch.float16), 8, 4, torch.device("cpu"))
-    prompts = [Span([9, 7, 5, 3, 1], 0, [6, 2]), Span([4, 4, 4], 0, [1, 3])]
-    decoder.forward(StepInput.build(prompts, 4, torch.device("cpu")), pool)
+    prompt = Span([9, 7, 5, 3, 1], 0, [6, 2])
+    decoder.forward(StepInput.build([prompt], 4, torch.device("cpu")), pool)
     halves._values.copy_(pool._values)
-    step = StepInput.build([Span([8], 5, [6, 2]), Span([2], 3, [1, 3])], 4, torch.device("cpu"))
+    step = StepInput.build([Span([8], 5, [6, 2])], 4, torch.device("cpu"))
     expected = decoder.forward(step, pool)
     rope, blocks = SimpleNamespace(cos=decoder._rope.cos.half(), sin=decoder._rope.sin.half()), []
     for block in decoder._blocks:
         block.qkv.bias = block.qkv.bias.half()
         blocks.append(replace(block, input_norm=block.input_norm.half(), post_norm=block.post_norm.half()))
-    chains = chained_steps.decode_chains(config, blocks, decoder._norm.half(), rope, halves)
-    assert list(chains) == [1, 2]
-    chain = on_host(chains[2])
+    chain = on_host(chained_steps.chain_of(config, blocks, decoder._norm.half(), rope, halves))
     _, normed = chain(decoder._embed(step.token_ids).half(), step.block_table, step.seq_lens)
     found = decoder._lm_head(normed.float())
     assert error(found, expected) < 5e-3

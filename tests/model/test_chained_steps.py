@@ -12,7 +12,7 @@ from deepinfer_lab.kernels.chain_plan import ChainShape
 from deepinfer_lab.kv.pool import KVPool, KVShape
 from deepinfer_lab.model import chained_steps
 from deepinfer_lab.model.build import build_decoder
-from deepinfer_lab.model.chained_steps import decode_chains, obstacle
+from deepinfer_lab.model.chained_steps import chain_of, obstacle
 from deepinfer_lab.model.config import ModelConfig
 from deepinfer_lab.model.decoder import Block, Decoder
 from deepinfer_lab.model.ops import CudaOps
@@ -76,18 +76,21 @@ def test_what_stands_against_it(case, monkeypatch):
     given = {"config": CONFIG, "blocks": [block(), block()], "kv": pool(), **other}
     assert why in obstacle(**given)
     monkeypatch.setattr(chained_steps, "device_obstacle", lambda *_: pytest.fail("the device was asked"))
-    assert decode_chains(**given, norm=torch.ones(1), rope=None) == {}
+    assert chain_of(**given, norm=torch.ones(1), rope=None) is None
 
 
-def test_a_chain_for_each_number_of_rows_that_the_device_can(monkeypatch):
+def test_a_chain_where_the_device_can(monkeypatch):
     made = []
-    monkeypatch.setattr(chained_steps, "DecodeChain", lambda *args, **more: made.append((*args, more)) or len(made))
-    monkeypatch.setattr(chained_steps, "device_obstacle", lambda device, shape, rows: "no" if rows == 2 else None)
+    monkeypatch.setattr(chained_steps, "DecodeChain", lambda *args, **more: made.append((*args, more)) or "chain")
+    monkeypatch.setattr(chained_steps, "device_obstacle", lambda device, shape: reason)
     kv, norm, rope = pool(), torch.ones(1), SimpleNamespace(cos=torch.ones(1), sin=torch.ones(1))
     blocks = [block(), block()]
-    assert decode_chains(CONFIG, blocks, norm, rope, kv) == {1: 1}
-    shape, rows, layers, *others, more = made[0]
-    assert (shape, rows, more) == (SHAPE, 1, {"eps": CONFIG.rms_norm_eps, "block_size": 16})
+    reason = "no"
+    assert chain_of(CONFIG, blocks, norm, rope, kv) is None
+    reason = None
+    assert chain_of(CONFIG, blocks, norm, rope, kv) == "chain"
+    ((shape, layers, *others, more),) = made
+    assert (shape, more) == (SHAPE, {"eps": CONFIG.rms_norm_eps, "block_size": 16})
     assert others == [norm, rope.cos, rope.sin]
     for index, (layer, its) in enumerate(zip(layers, blocks, strict=True)):
         names = [its.qkv, its.o, its.gate_up, its.down]
@@ -98,28 +101,25 @@ def test_a_chain_for_each_number_of_rows_that_the_device_can(monkeypatch):
 
 def test_devices(monkeypatch):
     reason = decode_chain.device_obstacle
-    assert "must be a CUDA GPU" in reason(CPU, SHAPE, 1)
+    assert "must be a CUDA GPU" in reason(CPU, SHAPE)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
     monkeypatch.setattr(decode_chain, "multiprocessors", lambda _: 132)
     monkeypatch.setattr(decode_chain, "max_shared", lambda _: 227 * 1024)
     monkeypatch.setattr(decode_chain.dependent_launch, "_driver", lambda: object())
-    assert reason(CUDA, SHAPE, 1) is reason(CUDA, SHAPE, 2) is None
-    assert "3 rows" in reason(CUDA, SHAPE, 3)
-    assert "3 bits in attention and 4 in the MLP" in reason(CUDA, replace(SHAPE, attention_bits=3, mlp_bits=4), 1)
+    assert reason(CUDA, SHAPE) is None
+    assert "3 bits in attention and 4 in the MLP" in reason(CUDA, replace(SHAPE, attention_bits=3, mlp_bits=4))
     monkeypatch.setattr(decode_chain.dependent_launch, "_driver", lambda: None)
-    assert "CUDA 11.8" in reason(CUDA, SHAPE, 1)
+    assert "CUDA 11.8" in reason(CUDA, SHAPE)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 6))
-    assert reason(CUDA, SHAPE, 1) == "compute capability 8.6, must be 9.0"
+    assert reason(CUDA, SHAPE) == "compute capability 8.6, must be 9.0"
 
 
 class Chain:
-    """Stands in for one of two rows."""
-
-    rows = 2
+    """Stands in for one."""
 
     def __call__(self, x: torch.Tensor, *more: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         self.given = x, *more
-        return x, x.flip(0) * 2
+        return x, x * 2
 
 
 def test_a_step_through_a_chain():
@@ -127,15 +127,15 @@ def test_a_step_through_a_chain():
         SyntheticSource(SHAPES["tiny"], "tiny"), plan_named("none"), group=32, device=CPU, dtype=torch.float32
     )
     kv = KVPool(decoder.kv_shape, 4, 4, CPU)
-    step = StepInput.build([Span([7], 5, [2, 0]), Span([9], 1, [3])], 4, CPU)
+    step = StepInput.build([Span([7], 5, [2, 0])], 4, CPU)
     chain = Chain()
     logits = decoder.forward(step, kv, chain)
     x, table, lengths = chain.given
-    assert torch.equal(x, decoder.embed(torch.tensor([7, 9])))
+    assert torch.equal(x, decoder.embed(torch.tensor([7])))
     assert table is step.block_table
     assert lengths is step.seq_lens
-    assert torch.equal(logits, decoder._lm_head(x.flip(0) * 2))
-    for spans in ([Span([7], 5, [2, 0])], [Span([7, 8], 5, [2, 0])]):
+    assert torch.equal(logits, decoder._lm_head(x * 2))
+    for spans in ([Span([7], 5, [2, 0]), Span([9], 1, [3])], [Span([7, 8], 5, [2, 0])]):
         with pytest.raises(AssertionError):
             decoder.forward(StepInput.build(spans, 4, CPU), kv, chain)
 
@@ -144,9 +144,9 @@ def test_not_where_bits_must_not_depend_on_the_batch_nor_without_kernels(monkeyp
     made = build_decoder(
         SyntheticSource(SHAPES["tiny"], "tiny"), plan_named("none"), group=32, device=CPU, dtype=torch.float32
     )
-    monkeypatch.setattr("deepinfer_lab.model.decoder.decode_chains", lambda *_: {1: "chain"})
+    monkeypatch.setattr("deepinfer_lab.model.decoder.chain_of", lambda *_: "chain")
     parts = made.config, made._embed, made._blocks, made._norm, made._lm_head
     kv = KVPool(made.kv_shape, 2, 4, CPU)
-    assert made.chains(kv) == {}
-    assert Decoder(*parts, CudaOps()).chains(kv) == {1: "chain"}
-    assert Decoder(*parts, CudaOps(), batch_invariant=True).chains(kv) == {}
+    assert made.chain(kv) is None
+    assert Decoder(*parts, CudaOps()).chain(kv) == "chain"
+    assert Decoder(*parts, CudaOps(), batch_invariant=True).chain(kv) is None

@@ -1,4 +1,4 @@
-// Attention of a few new tokens over the paged cache (fp16, heads of 128), as a part of decode_chain.cuh: the query heads of
+// Attention of a new token over the paged cache (fp16, heads of 128), as a part of decode_chain.cuh: the query heads of
 // one KV head and one split of the positions to a block. A round is 8 positions to a warp:
 //
 //     S^T[8 positions, 8 heads] = K Q^T: the other 8 rows of a product are nobody's; exp2(S - the warp's top) is left
@@ -37,8 +37,7 @@ __device__ __forceinline__ void of_two_heads(float value, int t, float (&two)[2]
 }
 
 // The token's own rows: its query heads and K, rotated, and V. Where the item has the last position, K and V to the cache.
-template <int ROWS>
-__device__ __forceinline__ void make_rows(const Space<ROWS>& space, const ChainLayer& layer) {
+__device__ __forceinline__ void make_rows(const Space& space, const ChainLayer& layer) {
     const Item& its = space.item;
     const Chain& of = space.of;
     const int ratio = space.ratio;
@@ -57,14 +56,12 @@ __device__ __forceinline__ void make_rows(const Space<ROWS>& space, const ChainL
     }
     uint4 part[2][MOST_PARTS];
     const ChainShare& share = space.shares[QKV];
-    const unsigned* const part_of[MOST_PARTS] = {outputs_from<ROWS>(share, its.row, output),
-                                                 outputs_from<ROWS>(share, its.row, output) + share.words};
     const int parts = is_one ? share.parts : 0;
     await_words(
         reinterpret_cast<uint4(&)[2 * MOST_PARTS]>(part), [&](int i) { return i % MOST_PARTS < parts; },
         [&](int i) {
-            const unsigned* const half = part_of[i % MOST_PARTS] + i / MOST_PARTS * (HEAD_DIM / 2) * ROWS;
-            return reinterpret_cast<const uint4*>(half);
+            const unsigned* const half = share.found + output + i / MOST_PARTS * (HEAD_DIM / 2);
+            return reinterpret_cast<const uint4*>(half + i % MOST_PARTS * share.words);
         });
     uint2 first = add_four(part[0], bias[0]), second = add_four(part[1], bias[1]);
     if (head <= ratio) {
@@ -83,19 +80,18 @@ __device__ __forceinline__ void make_rows(const Space<ROWS>& space, const ChainL
 }
 
 // A block's part of it.
-template <int ROWS>
 __device__ __forceinline__ void attend(int phase) {
     using S = Spread<HEAD_DIM, 2>;
-    const Space<ROWS>& space = space_of<ROWS>();
+    const Space& space = chain_space();
     const Item& its = space.item;
     if (its.end == 0) return;
     const ChainLayer& layer = space.layer(phase / PHASES);
     RoundTile tile;
     tile.load(space, layer, its.begin);
     make_rows(space, layer);
-    stamp<ROWS>(phase, AFTER_WAIT);
+    stamp(phase, AFTER_WAIT);
     sync_chain();
-    stamp<ROWS>(phase, AFTER_ROWS);
+    stamp(phase, AFTER_INPUT);
     AttentionSpace& shared = space.attention();
     const unsigned thread = this_thread();
     const int warp = thread / 32, lane = thread % 32, g = lane / 4, t = lane % 4;
@@ -177,11 +173,11 @@ __device__ __forceinline__ void attend(int phase) {
     for (int i = 0; i < 4; ++i) o[0][i] = (o[0][i] + o[1][i]) * part[i % 2];
     if (warp >= STRIPES) shared.out[warp - STRIPES][lane] = {o[0][0], o[0][1], o[0][2], o[0][3]};
     sync_chain();
-    stamp<ROWS>(phase, AFTER_PRODUCTS);
+    stamp(phase, AFTER_PRODUCTS);
     if (warp < STRIPES) {
         const float4 more = shared.out[warp][lane];
         const int ratio = space.ratio, first_head = its.kv_head * ratio;
-        unsigned* const to = space.of.split(its.row, its.split);
+        unsigned* const to = space.of.split(its.split);
         unsigned* const words = to + (first_head * HEAD_DIM + stripe.dim()) / 2 + t * HEAD_DIM;  // of two heads
         if (2 * t < ratio) put(words, half_pair(o[0][0] + more.x, o[0][2] + more.z));
         if (2 * t + 1 < ratio) put(words + HEAD_DIM / 2, half_pair(o[0][1] + more.y, o[0][3] + more.w));
@@ -190,15 +186,14 @@ __device__ __forceinline__ void attend(int phase) {
         }
     }
     sync_chain();  // the space is free again
-    stamp<ROWS>(phase, AFTER_LEAVING);
+    stamp(phase, AFTER_LEAVING);
 }
 
 // Takes back what `attend` has left.
-template <int ROWS>
-__device__ __forceinline__ void empty_attended(const Space<ROWS>& space) {
+__device__ __forceinline__ void empty_attended(const Space& space) {
     const Item& its = space.item;
     if (its.end == 0) return;
-    unsigned* const to = space.of.split(its.row, its.split);
+    unsigned* const to = space.of.split(its.split);
     const int first = its.kv_head * space.ratio, words = space.ratio * (HEAD_DIM / 2);
 #pragma unroll 1
     for (int i = this_thread(); i < words + space.ratio * 4; i += CHAIN_THREADS) {

@@ -2,7 +2,7 @@
 //
 // A unit of 128 activations becomes whole numbers of 16 bits, two bytes each: the largest of them is MOST_DIGITS steps, so that
 // none is further off than half a step, a 65,000th of the largest. What fp16 had rounded before was more. A product of bytes
-// has eight columns, of which a row needs two.
+// has eight columns, of which they need two.
 #pragma once
 #include "chain_space.cuh"
 
@@ -12,8 +12,8 @@ constexpr float TO_INTEGER = 12582912.0f;  // 1.5 * 2^23: what is added to it is
 // Four activations of each of COUNT units by each lane, from 4 * lane on: steps of one unit wait for nothing of another's.
 // Bytes go where the lane that multiplies them reads eight words in a row, in the order of quant/tiles.py's words: of four, the
 // first, third, second and fourth. unit: which the i-th is.
-template <int COUNT, int ROWS, class Unit>
-__device__ __forceinline__ void keep_fours(const Space<ROWS>& space, int row, const Unit& unit, const uint2 (&four)[COUNT]) {
+template <int COUNT, class Unit>
+__device__ __forceinline__ void keep_fours(const Space& space, const Unit& unit, const uint2 (&four)[COUNT]) {
     const int lane = this_thread() % 32;
     float v[COUNT][4], largest[COUNT];
     unsigned most[COUNT] = {};  // as bits, of which NaN has the largest: what comes of it is NaN, too
@@ -48,13 +48,12 @@ __device__ __forceinline__ void keep_fours(const Space<ROWS>& space, int row, co
 #pragma unroll
     for (int i = 0; i < COUNT; ++i) {
         const int at = unit(i) * MMA_K + place;
-        *reinterpret_cast<unsigned*>(space.digits(row, 0) + at) = bytes(bits[i], 128, 0x5151);  // the lower byte is signed, too
-        *reinterpret_cast<unsigned*>(space.digits(row, 1) + at) = bytes(bits[i], 0, 0x4040);
-        if (lane == 0) space.totals()[unit(i) * ROWS + row] = {total[i], largest[i] * (1.0f / MOST_DIGITS)};
+        *reinterpret_cast<unsigned*>(space.digits(0) + at) = bytes(bits[i], 128, 0x5151);  // the lower byte is signed, too
+        *reinterpret_cast<unsigned*>(space.digits(1) + at) = bytes(bits[i], 0, 0x4040);
+        if (lane == 0) space.totals()[unit(i)] = {total[i], largest[i] * (1.0f / MOST_DIGITS)};
     }
 }
-template <int ROWS>
-__device__ __forceinline__ void keep_four(const Space<ROWS>& space, int row, int unit, const uint2& four) {
+__device__ __forceinline__ void keep_four(const Space& space, int unit, const uint2& four) {
     const uint2 one[1] = {four};
-    keep_fours(space, row, [&](int) { return unit; }, one);
+    keep_fours(space, [&](int) { return unit; }, one);
 }

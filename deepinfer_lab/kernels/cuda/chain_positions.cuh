@@ -10,17 +10,15 @@ constexpr int V_TILE = 2 * EACH_WARP, V_TILES = ROUND / V_TILE / SHARES;  // pos
 
 // Where the item's positions are, and how far they turn: the same in all layers. Whole rounds: beyond the end come the last
 // four positions of the cache's block once more. By all threads.
-template <int ROWS>
-__device__ __forceinline__ void place_positions(const Space<ROWS>& space) {
+__device__ __forceinline__ void place_positions(const Space& space) {
     const Chain& of = space.of;
     const Item its = space.item;
-    const long long* const table = of.block_table + static_cast<size_t>(its.row) * of.columns;
     if (its.end == 0) return;
 #pragma unroll 1
     for (int i = threadIdx.x; i < its.rounds() * ROUND; i += CHAIN_THREADS) {
         const int position = its.begin + i < its.end ? its.begin + i : (its.end - 1) / 4 * 4 + i % 4;
         const int block = __umulhi(position, of.reciprocal);
-        const int slot = static_cast<int>(table[block]) * of.block_size + position - block * of.block_size;
+        const int slot = static_cast<int>(of.block_table[block]) * of.block_size + position - block * of.block_size;
         space.positions()[i] = (slot * of.kv_heads + its.kv_head) * HEAD_DIM;
     }
     for (int i = threadIdx.x; i < HEAD_DIM; i += CHAIN_THREADS) {
@@ -95,8 +93,7 @@ struct RoundTile {
     Stripe stripe;
 
     // From position `round` on.
-    template <int ROWS>
-    __device__ __forceinline__ void load(const Space<ROWS>& space, const ChainLayer& layer, int round) {
+    __device__ __forceinline__ void load(const Space& space, const ChainLayer& layer, int round) {
         const Item& its = space.item;
         const int* const positions = space.positions() + round - its.begin;
         const int own = this_thread() / 32 * EACH_WARP, lane = this_thread() % 32;
@@ -106,8 +103,7 @@ struct RoundTile {
 };
 
 // Has K and V of a layer brought to the L2, as far as the block will attend to them: half a row to a thread.
-template <int ROWS>
-__device__ __forceinline__ void prefetch_layer(const Space<ROWS>& space, const ChainLayer& layer) {
+__device__ __forceinline__ void prefetch_layer(const Space& space, const ChainLayer& layer) {
     const unsigned thread = this_thread();
 #pragma unroll 1
     for (int i = thread / 4; i < space.item.end - space.item.begin; i += ROUND) {

@@ -14,7 +14,7 @@ constexpr int HEAD_DIM = 128, HEADS = 8, MOST_SPLITS = 8;
 constexpr int EACH_WARP = 8, ROUND = CHAIN_WARPS * EACH_WARP, MOST_POSITIONS = 2 * ROUND;  // of a split
 enum ChainProduct { QKV, O, GATE_UP, DOWN, PRODUCTS };
 enum Phase { OF_QKV, OF_ATTENTION, OF_O, OF_GATE_UP, OF_DOWN, PHASES };
-enum Stamp { AFTER_WAIT, AFTER_ROWS, AFTER_PRODUCTS, AFTER_LEAVING, STAMPS };
+enum Stamp { AFTER_WAIT, AFTER_INPUT, AFTER_PRODUCTS, AFTER_LEAVING, STAMPS };
 
 // A layer as the host lays it out: addresses. Tiles and scales as in quant/tiles.py, gate_up interleaved (quant/interleave.py).
 struct ChainLayer {
@@ -23,27 +23,25 @@ struct ChainLayer {
     half_t *k, *v;                                    // [slots, kv_heads, D]
 };
 
-// What a launch is given. x: [ROWS, hidden]. found: parts of qkv, o and down, one after another. gated: [ROWS, intermediate].
-// attended: of each row and split, heads * D values of fp16, and four words a head: its top, its sum, and two zeros.
+// What a launch is given. x: [hidden]. found: parts of qkv, o and down, one after another. gated: [intermediate].
+// attended: of each split, heads * D values of fp16, and four words a head: its top, its sum, and two zeros.
 // grains: of qkv, o and down, the units of K in a piece.
 struct Chain {
     const half_t* x;
     const ChainLayer* layers;
-    const half_t* norm;               // the final one
-    half_t *hidden_out, *normed_out;  // [ROWS, hidden], its norm
-    const half_t *cos, *sin;          // [positions, D / 2]
-    const long long *block_table, *seq_lens;
+    const half_t* norm;                      // the final one
+    half_t *hidden_out, *normed_out;         // [hidden], its norm
+    const half_t *cos, *sin;                 // [positions, D / 2]
+    const long long *block_table, *seq_len;  // the sequence's blocks; how many positions it has
     unsigned *found, *gated, *attended;
     long long* stamps;  // [blocks, PHASES, STAMPS] of layer `stamped`, or null
     int layer_count, hidden, intermediate, heads, kv_heads, block_size;
     unsigned reciprocal;
-    int columns, depth, qkv_grain, o_grain, down_grain, most_tiles, phases, stamped;
+    int depth, qkv_grain, o_grain, down_grain, most_tiles, phases, stamped;
     float eps, scale_log2;
 
     __device__ __forceinline__ int stats() const { return heads * (HEAD_DIM / 2); }  // words of a split in front of them
-    __device__ __forceinline__ unsigned* split(int row, int split) const {
-        return attended + (row * MOST_SPLITS + split) * heads * (HEAD_DIM / 2 + 4);
-    }
+    __device__ __forceinline__ unsigned* split(int number) const { return attended + number * heads * (HEAD_DIM / 2 + 4); }
 };
 
 // What a block has of a product: `count` units of all tiles', from unit `first` of tile `tile` on, which are that tile's part
@@ -57,22 +55,9 @@ struct ChainShare {
     __device__ __forceinline__ bool ends(int number) const { return first + count >= (number + 1) * units; }
 };
 
-// How many positions a sequence has, and how they are split.
-struct Sequence {
-    int length, size, splits;
-
-    // One round of positions to a split, while there are splits.
-    __device__ __forceinline__ void is(int positions, int most_splits) {
-        length = min(max(positions, 1), most_splits * MOST_POSITIONS);
-        const int wanted = min((length + ROUND - 1) / ROUND, most_splits);
-        size = ((length + wanted - 1) / wanted + ROUND - 1) / ROUND * ROUND;
-        splits = (length + size - 1) / size;
-    }
-};
-
-// What a block has of attention: a row's positions begin .. end - 1 for one KV head, which are the row's split number `split`.
+// What a block has of attention: positions begin .. end - 1 for one KV head, which are split number `split`.
 struct Item {
-    int row, kv_head, split, begin, end, last;  // last: the row's last position; end is 0 where the block has nothing
+    int kv_head, split, begin, end, last;  // last: the sequence's last position; end is 0 where the block has nothing
 
     __device__ __forceinline__ int rounds() const { return (end - begin + ROUND - 1) / ROUND; }
 };
@@ -97,34 +82,30 @@ struct alignas(8) Total {
     float step;
 };
 
-// A block's shared memory, the ring of weights behind it (chain_weights.cuh). act: activations of a product, rows `stride`
-// values apart, beginning half a line of the banks apart: two rows of bytes, which begin half of a load apart.
-template <int ROWS>
+// A block's shared memory, the ring of weights behind it (chain_weights.cuh). digits: activations of a product, two rows of
+// bytes, which begin half of a load apart.
 struct alignas(16) Space {
     Chain of;
     ChainShare shares[PRODUCTS];
-    Sequence sequences[ROWS];
     RingPlace places[CHAIN_WARPS];
     Item item;
-    int ratio;  // query heads of a KV head
-    int stride, act_at, x_at, weight_at, sums_at, totals_at, layers_at, positions_at, ring_at;  // bytes
-    alignas(16) float squares[ROWS][CHAIN_WARPS];
+    int splits;  // of the sequence's positions
+    int ratio;   // query heads of a KV head
+    int stride, digits_at, x_at, weight_at, sums_at, totals_at, layers_at, positions_at, ring_at;  // bytes
+    alignas(16) float squares[CHAIN_WARPS];
 
     template <class T>
     __device__ __forceinline__ T* at(int bytes) const { return reinterpret_cast<T*>(launch_patterns() + bytes); }
-    __device__ __forceinline__ half_t* act() const { return at<half_t>(act_at); }
-    __device__ __forceinline__ AttentionSpace& attention() const { return *at<AttentionSpace>(act_at); }
-    __device__ __forceinline__ half_t* x() const { return at<half_t>(x_at); }            // [ROWS, hidden]
+    __device__ __forceinline__ AttentionSpace& attention() const { return *at<AttentionSpace>(digits_at); }
+    __device__ __forceinline__ half_t* x() const { return at<half_t>(x_at); }            // [hidden]
     __device__ __forceinline__ half_t* weight() const { return at<half_t>(weight_at); }  // of the next norm
-    __device__ __forceinline__ float* sums() const { return at<float>(sums_at); }        // [most_tiles, CHAIN_WARPS, ROWS, 16]
-    __device__ __forceinline__ Total* totals() const { return at<Total>(totals_at); }  // [units of K, ROWS]
+    __device__ __forceinline__ float* sums() const { return at<float>(sums_at); }        // [most_tiles, CHAIN_WARPS, 16]
+    __device__ __forceinline__ Total* totals() const { return at<Total>(totals_at); }    // [units of K]
     // Where the item's positions begin in a layer's K or V, in values; and of its last position cos and sin.
     __device__ __forceinline__ int* positions() const { return at<int>(positions_at); }
     __device__ __forceinline__ half_t* angles() const { return at<half_t>(positions_at + MOST_POSITIONS * 4); }
     // which: of the upper bytes, 0, or the lower ones, 1.
-    __device__ __forceinline__ char* digits(int row, int which) const {
-        return at<char>(act_at) + row * stride * 2 + which * (stride - 16);
-    }
+    __device__ __forceinline__ char* digits(int which) const { return at<char>(digits_at) + which * stride; }
     __device__ __forceinline__ const ChainLayer& layer(int number) const { return at<const ChainLayer>(layers_at)[number]; }
 
     // What the block has of a product: whole pieces. By one thread, which need not be that of `begin`.
@@ -142,44 +123,39 @@ struct alignas(16) Space {
         const int o_parts = of.o_grain * MMA_K < q_size ? MOST_PARTS : 1;
         const int before = product == QKV ? 0 : qkv_size * qkv_parts + (product == DOWN ? of.hidden * o_parts : 0);
         shares[product] = {static_cast<int>(first / each), from, count, static_cast<int>((from + count + units - 1) / units),
-                           static_cast<int>(block - owner), static_cast<int>(units), each > 1 ? MOST_PARTS : 1, outputs * ROWS,
-                           of.found + before * ROWS};
+                           static_cast<int>(block - owner), static_cast<int>(units), each > 1 ? MOST_PARTS : 1, outputs,
+                           of.found + before};
     }
     // By one thread.
     __device__ __forceinline__ void begin(const Chain& chain) {
         of = chain;
         const int q_size = of.heads * HEAD_DIM;
         const int most = max(max(of.hidden, q_size), of.intermediate);
-        stride = most + 32;
-        act_at = sizeof(Space), x_at = act_at + max(ROWS * stride * 2, static_cast<int>(sizeof(AttentionSpace)));
-        weight_at = x_at + ROWS * of.hidden * 2, sums_at = weight_at + of.hidden * 2;
-        layers_at = sums_at + of.most_tiles * CHAIN_WARPS * ROWS * MMA_N * 4;
+        stride = most + 16;
+        digits_at = sizeof(Space), x_at = digits_at + max(2 * stride, static_cast<int>(sizeof(AttentionSpace)));
+        weight_at = x_at + of.hidden * 2, sums_at = weight_at + of.hidden * 2;
+        layers_at = sums_at + of.most_tiles * CHAIN_WARPS * MMA_N * 4;
         totals_at = layers_at + of.layer_count * static_cast<int>(sizeof(ChainLayer));
-        positions_at = totals_at + most / MMA_K * ROWS * static_cast<int>(sizeof(Total)), positions_at = (positions_at + 15) / 16 * 16;
+        positions_at = (totals_at + most / MMA_K * static_cast<int>(sizeof(Total)) + 15) / 16 * 16;
         ring_at = positions_at + MOST_POSITIONS * 4 + HEAD_DIM * 2;
 #pragma unroll 1
         for (int warp = 0; warp < CHAIN_WARPS; ++warp) places[warp] = {0, 0};
         ratio = static_cast<unsigned>(of.heads) / of.kv_heads, item = {};
-        const int most_splits = min(static_cast<int>(gridDim.x) / (ROWS * of.kv_heads), MOST_SPLITS);
-        int number = blockIdx.x;
-        for (int r = 0; r < ROWS; ++r) {
-            Sequence& its = sequences[r];
-            its.is(static_cast<int>(of.seq_lens[r]), most_splits);
-            if (number >= 0 && number < its.splits * of.kv_heads) {
-                const int split = number % its.splits, begin = split * its.size;
-                item = {r, number / its.splits, split, begin, min(its.length, begin + its.size), its.length - 1};
-            }
-            number -= its.splits * of.kv_heads;
-        }
+        // One round of positions to a split, while there are splits.
+        const int most_splits = min(static_cast<int>(gridDim.x) / of.kv_heads, MOST_SPLITS);
+        const int length = min(max(static_cast<int>(*of.seq_len), 1), most_splits * MOST_POSITIONS);
+        const int wanted = min((length + ROUND - 1) / ROUND, most_splits);
+        const int size = ((length + wanted - 1) / wanted + ROUND - 1) / ROUND * ROUND;
+        splits = (length + size - 1) / size;
+        const int kv_head = static_cast<int>(blockIdx.x) / splits, split = static_cast<int>(blockIdx.x) % splits;
+        if (kv_head < of.kv_heads) item = {kv_head, split, split * size, min(length, (split + 1) * size), length - 1};
     }
 };
-template <int ROWS>
-__device__ __forceinline__ Space<ROWS>& space_of() { return *reinterpret_cast<Space<ROWS>*>(launch_patterns()); }
+__device__ __forceinline__ Space& chain_space() { return *reinterpret_cast<Space*>(launch_patterns()); }
 
 // The block's clock, for whoever wants to know where the time goes.
-template <int ROWS>
 __device__ __forceinline__ void stamp(int phase, Stamp what) {
-    const Chain& of = space_of<ROWS>().of;
+    const Chain& of = chain_space().of;
     if (of.stamps && this_thread() == 0 && phase / PHASES == of.stamped) {
         of.stamps[(blockIdx.x * PHASES + phase % PHASES) * STAMPS + what] = clock64();
     }
@@ -193,12 +169,7 @@ __device__ __forceinline__ void float_four(const uint2& four, float (&v)[4]) {
     v[0] = low_half(four.x), v[1] = high_half(four.x), v[2] = low_half(four.y), v[3] = high_half(four.y);
 }
 
-// Part 0 of a row's four outputs from `output` on. found: [parts, tiles, ROWS, 16].
-template <int ROWS>
-__device__ __forceinline__ const unsigned* outputs_from(const ChainShare& of, int row, int output) {
-    return of.found + (output / MMA_N * ROWS + row) * MMA_N + output % MMA_N;
-}
-// The sum of their parts and something more, rounded.
+// The sum of four outputs' parts and something more, rounded.
 __device__ __forceinline__ uint2 add_four(const uint4 (&part)[MOST_PARTS], const uint2& more) {
     float sum[4] = {}, its[4];
     float_four(more, its);

@@ -105,35 +105,30 @@ struct Bytes<W3Tiles> {
 };
 
 // Activations of a unit, as a product of lane 4g + t takes them: two bytes, as `keep_fours` (chain_digits.cuh) has made them,
-// column 2r the upper of row r, 2r + 1 the lower. Sums are whole numbers, and exact. They begin with -ZERO times the
-// activations', for what weights are stored with.
+// column 0 the upper, 1 the lower; zeros in the other six. Sums are whole numbers, and exact. ZERO times the activations' own
+// comes off in the end, since weights are stored with so much more.
 template <class Unpack>
 struct Operand {
     uint4 b[2] = {};
-    int offset = 0;
-    float unit_step = 0.0f;
+    Total total = {};
     const char* digits;
     const Total* totals;
-    int rows;
     bool there;
 
-    template <int ROWS>
-    __device__ __forceinline__ Operand(const Space<ROWS>& space, int g, int t)
-        : digits(space.digits(min(g / 2, ROWS - 1), g % 2) + 32 * t), totals(space.totals() + min(t, ROWS - 1)), rows(ROWS),
-          there(g / 2 < ROWS) {}
+    __device__ __forceinline__ Operand(const Space& space, int g, int t)
+        : digits(space.digits(g % 2) + 32 * t), totals(space.totals()), there(g < 2) {}
     __device__ __forceinline__ void load(int unit) {
-        const Total its = totals[unit * rows];
-        offset = -Bytes<Unpack>::ZERO * its.sum, unit_step = its.step;
+        total = totals[unit];
         if (!there) return;
         const auto* const from = reinterpret_cast<const uint4*>(digits + unit * MMA_K);
         b[0] = from[0], b[1] = from[1];
     }
     struct Found {
         int sum[4];
-        float step;
+        Total total;
     };
     __device__ __forceinline__ Found multiply(const unsigned* words) const {
-        Found found = {{0, offset, 0, offset * Bytes<Unpack>::HIGH}, unit_step};
+        Found found = {{}, total};
 #pragma unroll
         for (int p = 0; p < 4; ++p) {
             unsigned a[4];
@@ -145,9 +140,14 @@ struct Operand {
         }
         return found;
     }
-    // Outputs g and g + 8 of row t, without the weights' scales, the latter HIGH-fold.
-    __device__ __forceinline__ float low(const Found& found) const { return (found.sum[0] * 256 + found.sum[1]) * found.step; }
-    __device__ __forceinline__ float high(const Found& found) const { return (found.sum[2] * 256 + found.sum[3]) * found.step; }
+    // By lanes 4g: outputs g and g + 8, without the weights' scales, the latter HIGH-fold.
+    static __device__ __forceinline__ float low(const Found& found) {
+        return (found.sum[0] * 256 + found.sum[1] - Bytes<Unpack>::ZERO * found.total.sum) * found.total.step;
+    }
+    static __device__ __forceinline__ float high(const Found& found) {
+        constexpr int ZERO = Bytes<Unpack>::ZERO * Bytes<Unpack>::HIGH;
+        return (found.sum[2] * 256 + found.sum[3] - ZERO * found.total.sum) * found.total.step;
+    }
 };
 
 // A lane's weights of a unit, and the scales of its outputs.
@@ -179,24 +179,24 @@ struct Weights {
     }
 };
 
-// A block's units of a product. Leaves of each tile of the block and each warp the sums of 16 outputs of each row, to be
-// multiplied as `Operand` says (chain_results.cuh does); complete after `sync_chain`. TILE_EACH: K has as many units as there are
-// warps, so that each of a warp's is another tile's, and about the same activations. This is where most instructions are issued.
-template <class Unpack, int ROWS, class R, bool TILE_EACH>
+// A block's units of a product. Leaves of each tile of the block and each warp the sums of 16 outputs, to be multiplied as
+// `Operand` says (chain_results.cuh does); complete after `sync_chain`. TILE_EACH: K has as many units as there are warps, so
+// that each of a warp's is another tile's, and about the same activations. This is where most instructions are issued.
+template <class Unpack, class R, bool TILE_EACH>
 __device__ __forceinline__ void multiply_share(const ChainShare& share) {
-    Space<ROWS>& space = space_of<ROWS>();
+    Space& space = chain_space();
     const unsigned thread = this_thread();
     const int lane = thread % 32, warp = thread / 32, g = lane / 4, t = lane % 4;
     const int units = share.units, count = share.count;
-    float* to = space.sums() + (warp * ROWS + min(t, ROWS - 1)) * MMA_N + g;
+    float* to = space.sums() + warp * MMA_N + g;
     R ring(space.ring_at, space.of.depth, space.places[warp]);
     float sum[2] = {};
     int left_tiles = share.tiles;
     int unit = share.first + warp;  // of K, from the tile's first on
     const auto leave = [&] {
-        if (t < ROWS) to[0] = sum[0], to[MMA_N / 2] = sum[1];
+        if (t == 0) to[0] = sum[0], to[MMA_N / 2] = sum[1];
         sum[0] = sum[1] = 0.0f;
-        to += CHAIN_WARPS * ROWS * MMA_N, --left_tiles;
+        to += CHAIN_WARPS * MMA_N, --left_tiles;
     };
     int left = (count - warp + CHAIN_WARPS - 1) / CHAIN_WARPS;  // units of this warp
     const bool idle = left < (count + CHAIN_WARPS - 1) / CHAIN_WARPS;  // in the last slot
@@ -232,9 +232,9 @@ __device__ __forceinline__ void multiply_share(const ChainShare& share) {
     while (left_tiles > 0) leave();
     if (lane == 0) space.places[warp] = ring.place();
 }
-template <class Unpack, int ROWS, class R>
+template <class Unpack, class R>
 __device__ __forceinline__ void multiply_units(int product) {
-    const ChainShare& share = space_of<ROWS>().shares[settled(product)];
-    if (share.units == CHAIN_WARPS) multiply_share<Unpack, ROWS, R, true>(share);
-    else multiply_share<Unpack, ROWS, R, false>(share);
+    const ChainShare& share = chain_space().shares[settled(product)];
+    if (share.units == CHAIN_WARPS) multiply_share<Unpack, R, true>(share);
+    else multiply_share<Unpack, R, false>(share);
 }

@@ -1,4 +1,4 @@
-// One decode step of a few rows in one launch: all layers of a decoder, for blocks each of which has a multiprocessor for
+// One decode step of one sequence in one launch: all layers of a decoder, for blocks each of which has a multiprocessor for
 // itself, all of them resident. A layer is five phases:
 //
 //     norm, qkv | rotate, write, attend | o | + x, norm, gate_up, silu(gate) * up | down | (+ x, norm, qkv of the next one ...
@@ -24,26 +24,25 @@ __device__ __forceinline__ void copy_row(half_t* to, const half_t* from, int cou
 
 // After a phase, what all have read by now, or nobody would have begun with it: chain_exchange.cuh says why these. And the
 // weight of the next norm is on its way.
-template <int ROWS>
-__device__ __forceinline__ void take_back(const Space<ROWS>& space, int phase) {
+__device__ __forceinline__ void take_back(const Space& space, int phase) {
     const ChainLayer* const layer = &space.layer(phase / PHASES);
     const int kind = phase % PHASES;
     if (kind == OF_QKV) {
         copy_row(space.weight(), layer->post_norm, space.of.hidden);
-        empty_gated<ROWS>();
+        empty_gated();
     } else if (kind == OF_GATE_UP) {
         const bool last = phase / PHASES + 1 == space.of.layer_count;
         copy_row(space.weight(), last ? space.of.norm : layer[1].input_norm, space.of.hidden);
         empty_attended(space);
     }
-    if (kind != OF_QKV) empty_parts<ROWS>(kind == OF_O ? DOWN : kind == OF_GATE_UP ? QKV : O);
+    if (kind != OF_QKV) empty_parts(kind == OF_O ? DOWN : kind == OF_GATE_UP ? QKV : O);
 }
 
-template <class Attention, class Mlp, int ROWS>
+template <class Attention, class Mlp>
 __device__ __forceinline__ void decode_chain(const Chain& of) {
     using R = Ring<Attention, Mlp>;
     constexpr bool SAME = unit_bytes<Attention>() == unit_bytes<Mlp>();
-    Space<ROWS>& space = space_of<ROWS>();
+    Space& space = chain_space();
     if (threadIdx.x % 32 == 0 && threadIdx.x < 32 * PRODUCTS) space.deal(of, threadIdx.x / 32);
     if (threadIdx.x == 32 * PRODUCTS) {
         space.begin(of);
@@ -55,7 +54,7 @@ __device__ __forceinline__ void decode_chain(const Chain& of) {
         space.template at<long long>(space.layers_at)[i] = reinterpret_cast<const long long*>(of.layers)[i];
     }
 #pragma unroll 1
-    for (int i = threadIdx.x; i < ROWS * of.hidden; i += CHAIN_THREADS + 32) space.x()[i] = of.x[i];
+    for (int i = threadIdx.x; i < of.hidden; i += CHAIN_THREADS + 32) space.x()[i] = of.x[i];
     if (threadIdx.x < CHAIN_THREADS) place_positions(space);
     __syncthreads();
     if (threadIdx.x >= CHAIN_THREADS) {
@@ -63,50 +62,50 @@ __device__ __forceinline__ void decode_chain(const Chain& of) {
         if (threadIdx.x == CHAIN_THREADS) R(space.ring_at, of.depth, {0, 0}).copy_all(&space.layer(0), space.shares, products);
         return;
     }
-    const auto keep = [&](int row, int at, const uint2& four) { keep_four(space, row, at / MMA_K, four); };
+    const auto keep = [&](int at, const uint2& four) { keep_four(space, at / MMA_K, four); };
     copy_row(space.weight(), space.layer(0).input_norm, of.hidden);
     prefetch_layer(space, space.layer(0));
 #pragma unroll 1
     for (int phase = 0; phase < space.of.phases; ++phase) {
         const int kind = phase % PHASES;
         if (kind == OF_ATTENTION) {
-            attend<ROWS>(phase);
+            attend(phase);
             continue;
         }
         if (kind == OF_DOWN && phase + 1 < space.of.phases) prefetch_layer(space, space.layer(phase / PHASES + 1));
         const bool in_attention = SAME || kind <= OF_O;
-        if (kind == OF_O) take_attended<ROWS>(phase);
-        else if (kind == OF_DOWN) take_gated<ROWS>(phase);
-        else add_norm<ROWS>(phase, phase == 0 ? PRODUCTS : kind == OF_QKV ? DOWN : O, keep);
-        stamp<ROWS>(phase, AFTER_ROWS);
+        if (kind == OF_O) take_attended(phase);
+        else if (kind == OF_DOWN) take_gated(phase);
+        else add_norm(phase, phase == 0 ? PRODUCTS : kind == OF_QKV ? DOWN : O, keep);
+        stamp(phase, AFTER_INPUT);
         const int product = kind == OF_QKV ? QKV : kind - 1;
-        if (in_attention) multiply_units<Attention, ROWS, R>(product);
-        else multiply_units<Mlp, ROWS, R>(product);
-        stamp<ROWS>(phase, AFTER_PRODUCTS);
+        if (in_attention) multiply_units<Attention, R>(product);
+        else multiply_units<Mlp, R>(product);
+        stamp(phase, AFTER_PRODUCTS);
         sync_chain();
-        if (kind == OF_GATE_UP) leave_gated<Mlp, ROWS>();
-        else if (in_attention) leave_parts<Attention, ROWS>(product);
-        else leave_parts<Mlp, ROWS>(product);
-        stamp<ROWS>(phase, AFTER_LEAVING);
+        if (kind == OF_GATE_UP) leave_gated<Mlp>();
+        else if (in_attention) leave_parts<Attention>(product);
+        else leave_parts<Mlp>(product);
+        stamp(phase, AFTER_LEAVING);
         take_back(space, phase);
     }
     if (blockIdx.x > 0 || space.of.phases % PHASES) return wait_copies<0>();
-    add_norm<ROWS>(space.of.phases, space.of.phases == 0 ? PRODUCTS : DOWN, [&](int row, int at, const uint2& four) {
-        *reinterpret_cast<uint2*>(space.of.normed_out + row * space.of.hidden + at) = four;
+    add_norm(space.of.phases, space.of.phases == 0 ? PRODUCTS : DOWN, [&](int at, const uint2& four) {
+        *reinterpret_cast<uint2*>(space.of.normed_out + at) = four;
     });
 #pragma unroll 1
-    for (int i = this_thread(); i < ROWS * space.of.hidden; i += CHAIN_THREADS) space.of.hidden_out[i] = space.x()[i];
+    for (int i = this_thread(); i < space.of.hidden; i += CHAIN_THREADS) space.of.hidden_out[i] = space.x()[i];
 }
 
-#define DECODE_CHAIN(NAME, ATTENTION, MLP, ROWS)                                                                             \
+#define DECODE_CHAIN(NAME, ATTENTION, MLP)                                                                                   \
     extern "C" __global__ void __launch_bounds__(CHAIN_THREADS + 32, 1)                                                      \
         NAME(const half_t* x, const ChainLayer* layers, const half_t* norm, half_t* hidden_out, half_t* normed_out,          \
-             const half_t* cos, const half_t* sin, const long long* block_table, const long long* seq_lens, unsigned* found, \
+             const half_t* cos, const half_t* sin, const long long* block_table, const long long* seq_len, unsigned* found,  \
              unsigned* gated, unsigned* attended, long long* stamps, int layer_count, int hidden, int intermediate,          \
-             int heads, int kv_heads, int block_size, unsigned reciprocal, int columns, int depth, int qkv_grain,            \
-             int o_grain, int down_grain, int most_tiles, int phases, int stamped, float eps, float scale_log2) {            \
-        decode_chain<ATTENTION, MLP, ROWS>({x, layers, norm, hidden_out, normed_out, cos, sin, block_table, seq_lens, found, \
-                                            gated, attended, stamps, layer_count, hidden, intermediate, heads, kv_heads,     \
-                                            block_size, reciprocal, columns, depth, qkv_grain, o_grain, down_grain,          \
-                                            most_tiles, phases, stamped, eps, scale_log2});                                  \
+             int heads, int kv_heads, int block_size, unsigned reciprocal, int depth, int qkv_grain, int o_grain,            \
+             int down_grain, int most_tiles, int phases, int stamped, float eps, float scale_log2) {                         \
+        decode_chain<ATTENTION, MLP>({x, layers, norm, hidden_out, normed_out, cos, sin, block_table, seq_len, found, gated, \
+                                      attended, stamps, layer_count, hidden, intermediate, heads, kv_heads, block_size,      \
+                                      reciprocal, depth, qkv_grain, o_grain, down_grain, most_tiles, phases, stamped, eps,   \
+                                      scale_log2});                                                                          \
     }

@@ -3,12 +3,9 @@
 //
 // Request: 8 ints (kernel, blocks, threads, arguments among the buffers, buffers, numbers, bytes of shared memory, a seed of
 // the blocks' order or 0); buffers and numbers as there. Answer: all buffers but the second, as the kernel left them.
-#include "decode_chain_w4_w4_1.cu"
-#include "decode_chain_w4_w4_2.cu"
-#include "decode_chain_w4_w3_1.cu"
-#include "decode_chain_w4_w3_2.cu"
-#include "decode_chain_w3_w3_1.cu"
-#include "decode_chain_w3_w3_2.cu"
+#include "decode_chain_w4_w4.cu"
+#include "decode_chain_w4_w3.cu"
+#include "decode_chain_w3_w3.cu"
 #include "host_grid.h"
 
 struct Buffer {
@@ -23,8 +20,7 @@ void read(void* to, size_t bytes) {
 }
 
 int main() {
-    const decltype(&decode_chain_w4_w4_1) kernels[] = {decode_chain_w4_w4_1, decode_chain_w4_w4_2, decode_chain_w4_w3_1,
-                                                       decode_chain_w4_w3_2, decode_chain_w3_w3_1, decode_chain_w3_w3_2};
+    const decltype(&decode_chain_w4_w4) kernels[] = {decode_chain_w4_w4, decode_chain_w4_w3, decode_chain_w3_w3};
     int h[8];
     while (std::fread(h, sizeof h, 1, stdin) == 1) {
         std::vector<Buffer> b(h[4]);
@@ -43,7 +39,7 @@ int main() {
         launch_together({h[1]}, h[2], h[6], h[7], [&] {
             kernels[h[0]](b[0], b[1], b[2], b[3], b[4], b[5], b[6], b[7], b[8], b[9], b[10], b[11], b[12], n[0], n[1], n[2],
                           n[3], n[4], n[5], static_cast<unsigned>(n[6]), n[7], n[8], n[9], n[10], n[11], n[12], n[13], n[14],
-                          n[15], n[16]);
+                          n[15]);
         });
         for (int i = 0; i < h[4]; ++i)
             if (i != 1 && b[i].bytes > 0) std::fwrite(b[i].data.get(), 1, b[i].bytes, stdout);

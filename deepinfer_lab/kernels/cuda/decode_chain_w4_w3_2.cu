@@ -1,4 +1,0 @@
-// A decode step of 2 rows in one launch: 4 bits in attention, 3 in the MLP.
-#include "decode_chain.cuh"
-
-DECODE_CHAIN(decode_chain_w4_w3_2, W4Tiles, W3Tiles, 2)

@@ -177,12 +177,6 @@ class DecodeChain:
         launch_op(OPS[chosen.op], (chosen.blocks,), tensors, *numbers, shared=chosen.shared)
         return hidden, normed
 
-    def parts_of(self, product: int) -> torch.Tensor:
-        """What blocks have left of qkv (0), o (1) or down (3), added: float32 [N]."""
-        which = (QKV, OUT, DOWN).index(product)
-        found = self.found.split(self._found_sizes())[which].view(torch.float32)
-        return found.view(-1, self.shape.products[product][0]).sum(0)
-
 
 def _addresses(layer: LayerTensors) -> list[int]:
     """`ChainLayer` in chain_space.cuh."""

@@ -48,9 +48,9 @@ class WideCut:
         return ring + warps * (self.depth * unit + STAGED) + self.stages * 16
 
 
-# Without any one of them, some product of 4 bits takes an H200 2 % longer. Plain rows where there are few of them, arranged ones
-# where there are more (wide_plan.py). Narrow blocks of two teams where a weight has few outputs. Steps of four products where a
-# multiplier has the registers.
+# Without any one of these some product of 4 bits takes an H200 2 % longer. Plain rows where there are few of them, arranged
+# ones where there are more (wide_plan.py). Narrow blocks of two teams where a weight has few outputs. Steps of four products
+# where a multiplier has the registers.
 PLAIN = ((4, 1, 32, 12, 6, 4), (2, 2, 32, 12, 6, 4), (3, 1, 64, 7, 6, 4))
 ARRANGED = (
     (3, 1, 64, 7, 6, 4),

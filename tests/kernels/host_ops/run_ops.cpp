@@ -50,14 +50,6 @@
 #include "w3_mma_block_192_64.cu"
 #include "w3_mma_block_64_128.cu"
 #include "w3_mma_block_192_128.cu"
-#include "w4_wgmma_64_64.cu"
-#include "w4_wgmma_128_64.cu"
-#include "w4_wgmma_192_64.cu"
-#include "w4_wgmma_192_128.cu"
-#include "w3_wgmma_64_64.cu"
-#include "w3_wgmma_128_64.cu"
-#include "w3_wgmma_192_64.cu"
-#include "w3_wgmma_128_128.cu"
 #include "w4_dequantise_tiles.cu"
 #include "w3_dequantise_tiles.cu"
 #include "embed.cu"
@@ -85,8 +77,6 @@ int main() {
         w4_mma_block_64_64, w4_mma_block_192_64, w4_mma_block_64_128, w4_mma_block_192_128,
         w3_mma_block_64_16, w3_mma_block_192_16, w3_mma_block_64_32, w3_mma_block_192_32,
         w3_mma_block_64_64, w3_mma_block_192_64, w3_mma_block_64_128, w3_mma_block_192_128,
-        w4_wgmma_64_64, w4_wgmma_128_64, w4_wgmma_192_64, w4_wgmma_192_128,
-        w3_wgmma_64_64, w3_wgmma_128_64, w3_wgmma_192_64, w3_wgmma_128_128,
     };
     const int first_unpack = FIRST_BLOCK + sizeof of_blocks / sizeof *of_blocks;
     serve([&](const int* h, const std::vector<Buffer>& b, const std::vector<double>& f) {

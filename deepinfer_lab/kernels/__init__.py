@@ -23,7 +23,6 @@ from deepinfer_lab.kernels.tiled_gemm import (
     w4_tiled_gemm,
     w4_tiled_gemm_split_k,
 )
-from deepinfer_lab.kernels.wgmma import w3_wgmma, w4_wgmma
 from deepinfer_lab.kernels.wide import w3_wide, w4_wide
 
 __all__ = [
@@ -39,7 +38,6 @@ __all__ = [
     "w3_mma_small",
     "w3_tiled_gemm",
     "w3_tiled_gemm_split_k",
-    "w3_wgmma",
     "w3_wide",
     "w4_dequantise_cublas",
     "w4_gemv",
@@ -48,7 +46,6 @@ __all__ = [
     "w4_mma_small",
     "w4_tiled_gemm",
     "w4_tiled_gemm_split_k",
-    "w4_wgmma",
     "w4_wide",
 ]
 
@@ -77,6 +74,6 @@ LAUNCHERS: MappingProxyType[str, Callable[..., torch.Tensor]] = MappingProxyType
 TILED_LAUNCHERS: MappingProxyType[str, Callable[..., torch.Tensor]] = MappingProxyType(
     {
         launcher.__name__: launcher
-        for launcher in (w4_mma_small, w3_mma_small, w4_mma_block, w3_mma_block, w4_wgmma, w3_wgmma, w4_wide, w3_wide)
+        for launcher in (w4_mma_small, w3_mma_small, w4_mma_block, w3_mma_block, w4_wide, w3_wide)
     }
 )

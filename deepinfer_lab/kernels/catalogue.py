@@ -150,7 +150,6 @@ TILED = MappingProxyType(
         for kind, summary, capability in (
             ("mma_small", "up to 32 rows share one read of the weights", None),
             ("mma_block", "up to 128 rows share one read of the weights", None),
-            ("wgmma", "up to 128 rows share one read of the weights, on Hopper alone", (9, 0)),
             ("wide", "up to 256 rows share one read of the weights, on Hopper alone", (9, 0)),
         )
         for bits in (4, 3)

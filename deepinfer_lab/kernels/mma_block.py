@@ -17,7 +17,7 @@ Raises:
     KernelError: a shape, dtype, layout or device outside these limits.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -30,7 +30,6 @@ from deepinfer_lab.kernels.mma_cuts import CUTS, Cut
 from deepinfer_lab.kernels.ops_catalogue import OPS
 from deepinfer_lab.kernels.ops_check import expect, require
 from deepinfer_lab.kernels.tiles_check import UNIT_K, UNIT_N, checked
-from deepinfer_lab.kernels.wgmma_cuts import WgmmaCut
 
 Maybe = torch.Tensor | None
 MAX_K = 2**22  # so that offsets within a block's rows fit 32 bits
@@ -44,7 +43,7 @@ START, ADD_PARTS, PART_BYTE = 2500, 2000, 1 / 48  # of a block; of adding parts 
 class Plan:
     """A cut, and among how many blocks all units of all tiles of the output are shared evenly."""
 
-    cut: Cut | WgmmaCut
+    cut: Cut
     blocks: int
 
 
@@ -61,17 +60,17 @@ def plan(bits: int, m: int, n: int, k: int, multiprocessors: int, shared: int) -
     return min(plans, key=lambda p: cycles(p, m, n, k, multiprocessors))
 
 
-def tiles_of(cut: Cut | WgmmaCut, m: int, n: int) -> int:
+def tiles_of(cut: Cut, m: int, n: int) -> int:
     """Parts of the output that a block owns at a time."""
     return -(-n // cut.outputs) * -(-m // cut.rows)
 
 
-def units_of(cut: Cut | WgmmaCut, k: int) -> int:
+def units_of(cut: Cut, k: int) -> int:
     """Of K, padded as tiles are."""
     return -(-k // UNIT_K) * (UNIT_K // cut.unit_k)
 
 
-def block_counts(cut: Cut | WgmmaCut, m: int, n: int, k: int, multiprocessors: int, shared: int) -> Sequence[int]:
+def block_counts(cut: Cut, m: int, n: int, k: int, multiprocessors: int, shared: int) -> Sequence[int]:
     """A block for each tile, or for each of several equal parts of it, or just as many as the card holds."""
     tiles, units = tiles_of(cut, m, n), units_of(cut, k)
     held = multiprocessors * min(cut.resident, max(shared // (cut.shared + 1024), 1))
@@ -104,7 +103,7 @@ def w4_mma_block(
     out: Maybe = None,
 ) -> torch.Tensor:
     """Four bits."""
-    return multiply("w4_mma_block", plan, x, tiles, scales, n, group, bias, out)
+    return _multiply("w4_mma_block", x, tiles, scales, n, group, bias, out)
 
 
 def w3_mma_block(
@@ -117,12 +116,11 @@ def w3_mma_block(
     out: Maybe = None,
 ) -> torch.Tensor:
     """Three bits."""
-    return multiply("w3_mma_block", plan, x, tiles, scales, n, group, bias, out)
+    return _multiply("w3_mma_block", x, tiles, scales, n, group, bias, out)
 
 
-def multiply(
+def _multiply(
     name: str,
-    plan: Callable[[int, int, int, int, int, int], Plan],
     x: torch.Tensor,
     tiles: torch.Tensor,
     scales: torch.Tensor,
@@ -131,14 +129,6 @@ def multiply(
     bias: Maybe,
     out: Maybe,
 ) -> torch.Tensor:
-    """Check the operands, and enqueue what `plan`, as above, says.
-
-    Args:
-        name: of a product in `catalogue.TILED` whose kernels are launched as these.
-
-    Raises:
-        KernelError: as above.
-    """
     product = TILED[name]
     bits = product.bits
     limits = {"max_m": product.max_m, "max_n": MAX_INT - UNIT_N, "max_k": MAX_K}

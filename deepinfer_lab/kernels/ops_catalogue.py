@@ -8,7 +8,6 @@ from types import MappingProxyType
 
 from deepinfer_lab.kernels.catalogue import KERNELS, SOURCES, Kernel
 from deepinfer_lab.kernels.mma_cuts import CUTS
-from deepinfer_lab.kernels.wgmma_cuts import WGMMA_CUTS
 from deepinfer_lab.kernels.wide_cuts import WIDE_CUTS
 
 HEAD_DIMS = (64, 80, 96, 128)  # that paged attention is compiled for
@@ -106,17 +105,6 @@ OPS = MappingProxyType(
                     dependent=True,
                 )
                 for cut in CUTS
-            ),
-            *(
-                Op(
-                    cut.name,
-                    cut.threads,
-                    f"blocks of {cut.rows} rows times {cut.bits}-bit weights in tiles, for sm_90 alone",
-                    shared=True,
-                    dependent=True,
-                    only="sm_90",
-                )
-                for cut in WGMMA_CUTS
             ),
             Op("w4_dequantise_tiles", 256, "4-bit weights in tiles to dense fp16"),
             Op("w3_dequantise_tiles", 256, "3-bit weights in tiles to dense fp16"),

@@ -71,7 +71,7 @@ def cycles(chosen: WidePlan, m: int, n: int, k: int, held: Mapping[int, int]) ->
     unit = max(
         products,
         chain,
-        (weights + rows) * FROM_L2 * max(busy, 0.5),
+        (weights + rows) * FROM_L2 * max(busy, 0.5),  # twice its share of the L2 at most
         weights * FROM_MEMORY * busy,
     )
     shared = chosen.rest(tiles) > 0

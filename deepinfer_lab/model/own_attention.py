@@ -82,6 +82,7 @@ class OwnChunk:
             self._past = PastKeys(past, queries, max(1, splits))
 
     def __call__(self, layer: int, q: torch.Tensor) -> torch.Tensor:
+        """q [T, heads, D] of the run's tokens -> results [T, heads * D]."""
         k, v = self._kv.read(layer, self._rows)
         own = self._own(q, k[self._most :], v[self._most :])
         if self._past is None:

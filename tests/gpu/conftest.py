@@ -115,6 +115,33 @@ class Problem:
             cosine = torch.nn.functional.cosine_similarity(out.flatten(), reference.flatten(), dim=0).item()
             assert cosine > 0.99999, f"{label}: cosine {cosine}"
 
+    def check_one_hot(self, name: str, rows: int) -> None:
+        """Activations that pick one k each, so many at a time, return the weights."""
+        self.weight.scales.fill_(0.25)
+        hot = torch.eye(self.weight.k, device="cuda").half()
+        out = torch.cat([Problem(part, self.weight).run(name) for part in hot.split(rows)])
+        assert torch.equal(out, self.weight.dequantise(torch.float16).T)
+
+    def check_propagation(self, name: str, column: int, value: float) -> None:
+        """NaN or infinity makes of its own row what it makes of the terms one by one, and of other rows nothing."""
+        x = self.x.clone()
+        x[len(x) * 2 // 3, column] = value
+        reference = (x.double()[:, None] * self.weight.dequantise(torch.float64)[None]).sum(2)
+        out, finite = Problem(x, self.weight).run(name), reference.isfinite()
+        assert torch.equal(out.isnan(), reference.isnan())
+        assert torch.equal(out[reference.isinf()], reference[reference.isinf()].half())
+        assert torch.allclose(out[finite].double(), reference[finite], rtol=2e-3, atol=2e-3)
+
+    def check_loose_activations(self, name: str) -> None:
+        """Those that are not dense, or not aligned, give the same bits."""
+        (m, k), right = self.x.shape, self.run(name)
+        strided = torch.full((m, 2 * k), torch.nan, dtype=torch.float16, device="cuda")
+        strided[:, ::2] = self.x
+        misaligned = torch.full((m * k + 1,), torch.nan, dtype=torch.float16, device="cuda")[1:].view(m, k)
+        misaligned.copy_(self.x)
+        for x in (strided[:, ::2], self.x.T.contiguous().T, misaligned):
+            assert torch.equal(Problem(x, self.weight).run(name), right)
+
 
 @pytest.fixture
 def problem(request: pytest.FixtureRequest) -> Callable[..., Problem]:

@@ -31,7 +31,7 @@ def near(out: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, bias: torch.T
     (1, 8), (2, 248), (3, 256), (33, 264), (2111, 1280), (6335, 1536), (6337, 1544), (12_673, 576), (20_001, 24),
     (2560, 2048), (2048, 11_008), (4096, 14_336), (49_152, 576), (151_936, 2048),
 ])  # fmt: skip
-def test_around_the_outputs_of_few_rows(n, k, biased):
+def test_outputs_of_few_rows(n, k, biased):
     x, weight, bias = random(4, k), random(n, k), random(n) if biased else None
     weight *= k**-0.5
     most = most_rows(weight)

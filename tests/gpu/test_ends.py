@@ -30,7 +30,7 @@ def test_the_largest_of_random_logits(rows, columns):
     (torch.nan, torch.nan), (torch.nan, torch.inf), (torch.inf, torch.nan), (torch.inf, torch.inf), (5.0, 5.0), (5.0, 4.0),
     (-0.0, 0.0), (0.0, -0.0), (6e-8, 0.0), (-6e-8, -0.0),
 ])  # fmt: skip
-def test_ties_nan_and_infinities_at_every_distance(pair, columns):
+def test_ties_infinities_and_nan_at_every_distance(pair, columns):
     """Within eight values, within a thread, a warp, a block, a row, and in the row's last places."""
     places = [(0, 1), (2, 9), (7, 14), (columns - 2, columns - 1), (0, columns - 1), (1, 300), (9, 2060), (2050, 4103)]
     logits = torch.full((2 * len(places), columns), -torch.inf).half()

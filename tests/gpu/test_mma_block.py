@@ -88,28 +88,17 @@ def test_the_compiler_keeps_what_the_plan_counts_on(cut):
 
 def test_one_hot_activations_return_the_weights(problem, monkeypatch, cut):
     p = problem(NAMES[cut.bits], 1, 241, 160, 32)
-    p.weight.scales.fill_(0.25)
-    hot = torch.eye(160, device="cuda").half()
     for blocks in (0, 2):
         forced(monkeypatch, cut, blocks)
-        out = torch.cat([type(p)(part, p.weight).run(NAMES[cut.bits]) for part in hot.split(cut.rows - 1)])
-        assert torch.equal(out, p.weight.dequantise(torch.float16).T)
+        p.check_one_hot(NAMES[cut.bits], cut.rows - 1)
 
 
 @pytest.mark.parametrize(("k", "group"), [(96, 32), (192, 64)])
 def test_nan_and_infinity_propagate_as_in_the_reference(problem, monkeypatch, cut, k, group):
     p = problem(NAMES[cut.bits], 11, 71, k, group)
-    dense = p.weight.dequantise(torch.float64)
     for blocks, column, value in ((0, 0, torch.inf), (2, 37, -torch.inf), (3, k - 1, torch.nan)):
         forced(monkeypatch, cut, blocks)
-        x = p.x.clone()
-        x[6, column] = value
-        reference = (x.double()[:, None] * dense[None]).sum(2)
-        out, finite = type(p)(x, p.weight).run(NAMES[cut.bits]), reference.isfinite()
-        assert torch.equal(out.isnan(), reference.isnan())
-        assert torch.equal(out[reference.isinf()], reference[reference.isinf()].half())
-        assert torch.allclose(out[finite].double(), reference[finite], rtol=2e-3, atol=2e-3)
-        assert finite.sum(1).eq(0).sum() <= 1
+        p.check_propagation(NAMES[cut.bits], column, value)
 
 
 @pytest.mark.parametrize("m", [9, 16, 33, 100])
@@ -166,14 +155,7 @@ def test_streams_and_graphs_at_the_same_time(problem, monkeypatch):
 
 
 def test_activations_that_are_not_dense_or_aligned(problem):
-    p = problem(NAME, 20, 50, 128, 64)
-    right = p.run(NAME)
-    strided = torch.full((20, 256), torch.nan, dtype=torch.float16, device="cuda")
-    strided[:, ::2] = p.x
-    misaligned = torch.full((20 * 128 + 1,), torch.nan, dtype=torch.float16, device="cuda")[1:].view(20, 128)
-    misaligned.copy_(p.x)
-    for x in (strided[:, ::2], p.x.T.contiguous().T, misaligned):
-        assert torch.equal(type(p)(x, p.weight).run(NAME), right)
+    problem(NAME, 20, 50, 128, 64).check_loose_activations(NAME)
 
 
 def test_an_output_that_is_not_aligned(problem):

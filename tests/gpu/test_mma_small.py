@@ -78,11 +78,7 @@ def test_twice_is_the_same_bits(problem, form, name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_one_hot_activations_return_the_weights(problem, form, name):
-    p = problem(name, 1, 41, 160, 32)
-    p.weight.scales.fill_(0.25)
-    hot = torch.eye(160, device="cuda").half()
-    out = torch.cat([type(p)(part, p.weight).run(name) for part in hot.split(39)])
-    assert torch.equal(out, p.weight.dequantise(torch.float16).T)
+    problem(name, 1, 41, 160, 32).check_one_hot(name, 39)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -90,16 +86,8 @@ def test_one_hot_activations_return_the_weights(problem, form, name):
 @pytest.mark.parametrize(("k", "group"), [(96, 32), (192, 64)])
 def test_nan_and_infinity_propagate_as_in_the_reference(problem, form, name, m, k, group):
     p = problem(name, m, 71, k, group)
-    dense = p.weight.dequantise(torch.float64)
     for column, value in ((0, torch.inf), (37, -torch.inf), (k - 1, torch.nan)):
-        x = p.x.clone()
-        x[-1, column] = value
-        reference = (x.double()[:, None] * dense[None]).sum(2)
-        out, finite = type(p)(x, p.weight).run(name), reference.isfinite()
-        assert torch.equal(out.isnan(), reference.isnan())
-        assert torch.equal(out[reference.isinf()], reference[reference.isinf()].half())
-        assert torch.allclose(out[finite].double(), reference[finite], rtol=2e-3, atol=2e-3)
-        assert finite[:-1].all()
+        p.check_propagation(name, column, value)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -132,14 +120,7 @@ def test_cuda_graph_capture_and_replay(problem, form, name, m):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_activations_that_are_not_dense_or_aligned(problem, form, name):
-    p = problem(name, 5, 50, 128, 64)
-    right = p.run(name)
-    strided = torch.full((5, 256), torch.nan, dtype=torch.float16, device="cuda")
-    strided[:, ::2] = p.x
-    misaligned = torch.full((5 * 128 + 1,), torch.nan, dtype=torch.float16, device="cuda")[1:].view(5, 128)
-    misaligned.copy_(p.x)
-    for x in (strided[:, ::2], p.x.T.contiguous().T, misaligned):
-        assert torch.equal(type(p)(x, p.weight).run(name), right)
+    problem(name, 5, 50, 128, 64).check_loose_activations(name)
 
 
 def test_refusals(problem):

@@ -51,8 +51,7 @@ def cut(request):
 
 @hopper
 @pytest.mark.parametrize("name", NAMES.values())
-@pytest.mark.parametrize("group", [32, 64, 128])
-@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize(("group", "bias"), [(32, True), (64, False), (128, True)])
 def test_sweep_over_odd_sizes(problem, name, group, bias):
     spoil_memory()
     for m in EVERY_M:
@@ -67,21 +66,15 @@ def test_sweep_over_odd_sizes(problem, name, group, bias):
 )
 @pytest.mark.parametrize("name", NAMES.values())
 def test_the_shapes_of_real_layers(problem, name, n, k):
+    p = problem(name, 512, n, k, 128)
     for m in (17, 32, 64, 128, 256, 512):
-        problem(name, m, n, k, 128).check(name)
+        type(p)(p.x[:m], p.weight).check(name)
 
 
 @hopper
 @pytest.mark.parametrize("name", NAMES.values())
-def test_more_rows_than_a_grid_has_along_y(problem, name):
-    problem(name, 70_001, 17, 96, 32, bias=True).check(name)
-
-
-@hopper
-@pytest.mark.parametrize("name", NAMES.values())
-def test_bands_of_rows(problem, name):
-    """More rows than a band has."""
-    for m, n, k in ((2049, 1000, 512), (4500, 333, 1056)):
+def test_more_rows_than_a_band_has(problem, name):
+    for m, n, k in ((2049, 1000, 512), (4500, 333, 1056), (70_001, 17, 96)):
         problem(name, m, n, k, 32, bias=True).check(name)
 
 
@@ -111,13 +104,11 @@ def test_every_cut_with_every_kind_of_share(problem, monkeypatch, cut):
 
 
 @hopper
-@pytest.mark.parametrize("blocks", range(1, 9))
-def test_every_size_of_clusters_that_the_card_holds(problem, monkeypatch, cut, blocks):
-    if blocks not in wide.held(torch.cuda.current_device()):
-        pytest.skip(f"this card holds no clusters of {blocks}")
+def test_every_size_of_clusters_that_the_card_holds(problem, monkeypatch, cut):
     p = problem(NAMES[cut.bits], cut.rows, 8 * cut.outputs + 40, 2048 + 64, 64)
-    forced(monkeypatch, cut, 0, blocks)
-    p.check(NAMES[cut.bits])
+    for blocks in wide.held(torch.cuda.current_device()):
+        forced(monkeypatch, cut, 0, blocks)
+        p.check(NAMES[cut.bits])
 
 
 @hopper
@@ -137,35 +128,24 @@ def test_twice_is_the_same_bits(problem, monkeypatch, cut):
     for clusters, blocks in ((0, 1), (0, 4), (0, 7)):
         forced(monkeypatch, cut, clusters, blocks)
         first = p.run(NAMES[cut.bits])
-        assert all(torch.equal(p.run(NAMES[cut.bits]), first) for _ in range(30))
+        assert all(torch.equal(p.run(NAMES[cut.bits]), first) for _ in range(10))
 
 
 @hopper
 def test_one_hot_activations_return_the_weights(problem, monkeypatch, cut):
     p = problem(NAMES[cut.bits], 1, 241, 160, 32)
-    p.weight.scales.fill_(0.25)
-    hot = torch.eye(160, device="cuda").half()
     for blocks in (1, 2):
         forced(monkeypatch, cut, 0, blocks)
-        out = torch.cat([type(p)(part, p.weight).run(NAMES[cut.bits]) for part in hot.split(cut.rows - 1)])
-        assert torch.equal(out, p.weight.dequantise(torch.float16).T)
+        p.check_one_hot(NAMES[cut.bits], cut.rows - 1)
 
 
 @hopper
-@pytest.mark.parametrize(("k", "group"), [(96, 32), (192, 64)])
-def test_nan_and_infinity_propagate_as_in_the_reference(problem, monkeypatch, cut, k, group):
-    p = problem(NAMES[cut.bits], 11, 71, k, group)
-    dense = p.weight.dequantise(torch.float64)
-    for blocks, column, value in ((1, 0, torch.inf), (2, 37, -torch.inf), (3, k - 1, torch.nan)):
-        forced(monkeypatch, cut, 0, blocks)
-        x = p.x.clone()
-        x[6, column] = value
-        reference = (x.double()[:, None] * dense[None]).sum(2)
-        out, finite = type(p)(x, p.weight).run(NAMES[cut.bits]), reference.isfinite()
-        assert torch.equal(out.isnan(), reference.isnan())
-        assert torch.equal(out[reference.isinf()], reference[reference.isinf()].half())
-        assert torch.allclose(out[finite].double(), reference[finite], rtol=2e-3, atol=2e-3)
-        assert finite.sum(1).eq(0).sum() <= 1
+def test_nan_and_infinity_propagate_as_in_the_reference(problem, monkeypatch, cut):
+    for k, group in ((96, 32), (192, 64)):
+        p = problem(NAMES[cut.bits], 11, 71, k, group)
+        for blocks, column, value in ((1, 0, torch.inf), (2, 37, -torch.inf), (3, k - 1, torch.nan)):
+            forced(monkeypatch, cut, 0, blocks)
+            p.check_propagation(NAMES[cut.bits], column, value)
 
 
 @hopper
@@ -182,11 +162,10 @@ def test_memory_around_the_output_is_left_alone(problem, m):
 
 
 @hopper
-@pytest.mark.parametrize("blocks", [1, 3])
-def test_captured_one_after_the_other_each_waits_for_the_one_before(problem, monkeypatch, cut, blocks):
+def test_captured_one_after_the_other_each_waits_for_the_one_before(problem, monkeypatch, cut):
     """Captured launches may begin while the kernel before them still runs: activations are its output, and arranged where those
     of the product before may lie."""
-    forced(monkeypatch, cut, 0, blocks)
+    forced(monkeypatch, cut, 0, 3)
     name = NAMES[cut.bits]
     first, second = problem(name, cut.rows - 5, 512, 1024, 64), problem(name, cut.rows - 5, 512, 512, 64)
     tiled = [to_tiles(p.weight) for p in (first, second)]
@@ -196,7 +175,7 @@ def test_captured_one_after_the_other_each_waits_for_the_one_before(problem, mon
         middle = launch(x, tiled[0].tiles, tiled[0].scales, 512, 64)
         other = launch(middle, tiled[1].tiles, tiled[1].scales, 512, 64)
         out = launch(other, tiled[1].tiles, tiled[1].scales, 512, 64)
-    for seed in range(20):
+    for seed in range(10):
         x.copy_(torch.randn(x.shape, generator=torch.Generator("cuda").manual_seed(seed), device="cuda") * 0.05)
         for written in (middle, other):
             written.fill_(torch.nan)
@@ -261,29 +240,22 @@ def test_a_thread_may_begin_with_it(problem):
 
 
 @hopper
-@pytest.mark.parametrize("m", [5, 33, 64, 130, 257])
-def test_what_lies_around_activations_is_not_used(problem, monkeypatch, cut, m):
+def test_what_lies_around_activations_is_not_used(problem, monkeypatch, cut):
     """Rows are read as they lie: neither those beyond M nor, where K ends inside a unit, the next row's counts."""
-    p = problem(NAMES[cut.bits], m, 3 * cut.outputs - 8, 1056, 32)
     forced(monkeypatch, cut, 0, 2)
-    right = p.run(NAMES[cut.bits])
-    around = torch.full((m + 600, 1056), torch.nan, dtype=torch.float16, device="cuda")
-    for first in (0, 300):
-        x = around[first : first + m]
-        x.copy_(p.x)
-        assert torch.equal(type(p)(x, p.weight).run(NAMES[cut.bits]), right)
+    for m in (5, cut.rows, cut.rows + 1):
+        p = problem(NAMES[cut.bits], m, 3 * cut.outputs - 8, 1056, 32)
+        right = p.run(NAMES[cut.bits])
+        around = torch.full((m + 600, 1056), torch.nan, dtype=torch.float16, device="cuda")
+        for first in (0, 300):
+            x = around[first : first + m]
+            x.copy_(p.x)
+            assert torch.equal(type(p)(x, p.weight).run(NAMES[cut.bits]), right)
 
 
 @hopper
 def test_activations_that_are_not_dense_or_aligned(problem):
-    p = problem(NAME, 20, 50, 128, 64)
-    right = p.run(NAME)
-    strided = torch.full((20, 256), torch.nan, dtype=torch.float16, device="cuda")
-    strided[:, ::2] = p.x
-    misaligned = torch.full((20 * 128 + 1,), torch.nan, dtype=torch.float16, device="cuda")[1:].view(20, 128)
-    misaligned.copy_(p.x)
-    for x in (strided[:, ::2], p.x.T.contiguous().T, misaligned):
-        assert torch.equal(type(p)(x, p.weight).run(NAME), right)
+    problem(NAME, 20, 50, 128, 64).check_loose_activations(NAME)
 
 
 @pytest.mark.skipif(has_wgmma(), reason="this device has them")

@@ -1,4 +1,4 @@
-"""What tests of products in blocks of rows share: mma_block and wgmma on the CPU."""
+"""What tests of products in blocks of rows share: mma_block and wide on the CPU."""
 
 from collections.abc import Callable
 
@@ -9,7 +9,6 @@ from small_products import activations
 from deepinfer_lab.kernels import mma_block
 from deepinfer_lab.kernels.mma_block import Plan, tiles_of
 from deepinfer_lab.kernels.mma_cuts import Cut
-from deepinfer_lab.kernels.wgmma_cuts import WgmmaCut
 from deepinfer_lab.kernels.wide_cuts import WideCut
 from deepinfer_lab.quant.layout import PackedWeight, pack
 from deepinfer_lab.quant.tiles import to_tiles
@@ -19,9 +18,7 @@ __all__ = ["H200", "Arrivals", "activations", "check_every_value", "check_propag
 H200 = 132, 227 * 1024  # multiprocessors, bytes of shared memory that a block may have
 
 
-def run(
-    cut: Cut | WgmmaCut, blocks: int, x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None = None
-) -> torch.Tensor:
+def run(cut: Cut, blocks: int, x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None = None) -> torch.Tensor:
     """What this plan makes of it; `blocks` 0 stands for a block a tile."""
     tiled, out = to_tiles(weight), torch.full((x.shape[0], weight.n), torch.nan).half()
     chosen = Plan(cut, blocks or tiles_of(cut, *out.shape))
@@ -34,7 +31,7 @@ def error(out: torch.Tensor, x: torch.Tensor, weight: PackedWeight, bias: torch.
     return float((out.double() - expected).norm() / expected.norm())
 
 
-def check_every_value(cut: Cut | WgmmaCut | WideCut, n: int, k: int, run: Callable[..., torch.Tensor] = run) -> None:
+def check_every_value(cut: Cut | WideCut, n: int, k: int, run: Callable[..., torch.Tensor] = run) -> None:
     """One-hot activations and power-of-two scales return the weight itself, bit for bit."""
     count = 2**cut.bits
     values = torch.arange(count, dtype=torch.int8) - count // 2
@@ -46,7 +43,7 @@ def check_every_value(cut: Cut | WgmmaCut | WideCut, n: int, k: int, run: Callab
 
 
 def check_propagation(
-    cut: Cut | WgmmaCut | WideCut, make_weight: Callable[..., PackedWeight], run: Callable[..., torch.Tensor] = run
+    cut: Cut | WideCut, make_weight: Callable[..., PackedWeight], run: Callable[..., torch.Tensor] = run
 ) -> None:
     """Where K ends inside a unit, neither NaN nor infinity of the same row nor of the next one may leak into the padding."""
     k = 96

@@ -5,7 +5,7 @@ import pytest
 from deepinfer_lab.kernels.wide_cuts import UNIT_K, WIDE_CUTS
 from deepinfer_lab.kernels.wide_plan import WidePlan, cycles, plan, plans, tiles_of
 
-H200 = {1: 132, 2: 66, 3: 42, 4: 30, 5: 24, 6: 20, 7: 16, 8: 14}
+H200 = {1: 132, 2: 66, 3: 39, 4: 30, 5: 22, 6: 17, 7: 15, 8: 14}
 SMALL = {1: 20, 2: 10}  # multiprocessors and clusters of a part of a card
 SHAPES = ((1, 32), (2560, 2048), (2048, 11008), (3584, 18944), (22016, 2048), (37888, 3584))
 
@@ -43,5 +43,5 @@ def test_plans_fill_the_card():
 
 
 def test_more_work_takes_longer():
-    chosen = WidePlan(WIDE_CUTS[3], 14, 8)
-    assert cycles(chosen, 64, 3584, 2 * 18944, H200) > 1.6 * cycles(chosen, 64, 3584, 18944, H200)
+    chosen = WidePlan(WIDE_CUTS[0], 14, 8)
+    assert cycles(chosen, 32, 3584, 2 * 18944, H200) > 1.6 * cycles(chosen, 32, 3584, 18944, H200)

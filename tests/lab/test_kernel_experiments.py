@@ -69,13 +69,12 @@ def test_kernels_for_an_m():
         "w4_dequantise_cublas",
         "w4_mma_small",
         "w4_mma_block",
-        "w4_wgmma",
         "w4_wide",
         FALLBACK,
     ]
     assert cells.kernels_for(3, 9) == [
         "w3_gemv_grid_y", "w3_gemv_batch_tile", "w3_gemv_warp_tile", "w3_tiled_gemm", "w3_tiled_gemm_split_k",
-        "w3_dequantise_cublas", "w3_mma_small", "w3_mma_block", "w3_wgmma", "w3_wide", FALLBACK,
+        "w3_dequantise_cublas", "w3_mma_small", "w3_mma_block", "w3_wide", FALLBACK,
     ]  # fmt: skip
     assert cells.kernels_for(16, 512) == [cells.DENSE]
 
@@ -208,7 +207,7 @@ def test_default_experiments_ask_for_the_articles_shapes_and_as_many_rows_as_the
     shapes = {tuple(shape) for shape in TILED_GEMM.defaults["article_shapes"]}
     sweep = [(b, m) for b in (3, 4, 16) for m in TILED_GEMM.defaults["sweep_m"]]
     assert shapes == {(r["weight_bits"], r["m"], r["n"], r["k"]) for r in published("2.7")}
-    assert 1 + 8 * len(shapes) + 2 * sum(len(cells.kernels_for(b, m)) for b, m in sweep) == 41 + 466
+    assert 1 + 8 * len(shapes) + 2 * sum(len(cells.kernels_for(b, m)) for b, m in sweep) == 41 + 422
     assert {(r["n"], r["k"]) for r in published("3.2")} <= {tuple(s) for s in W3_BATCH_TILE.defaults["shapes"]}
     assert {r["batch"] for r in published("3.2")} <= set(W3_BATCH_TILE.defaults["batch"])
     assert not TILED_GEMM.runs_on_cpu

@@ -9,7 +9,7 @@
 constexpr int LIKELIEST_TEAM = 256, LIKELIEST_WARPS = LIKELIEST_TEAM / 32;
 
 // A value's order, and below it the complement of its place: the largest such number is what is looked for. 0 is none.
-typedef unsigned long long Found;
+using Found = unsigned long long;
 
 // Half precision as integers of the same order: zeros of either sign are equal, and NaN is above all.
 __device__ __forceinline__ unsigned order_of(unsigned half) {

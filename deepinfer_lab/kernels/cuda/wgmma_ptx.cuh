@@ -49,11 +49,6 @@ __device__ __forceinline__ void copy_bulk(char* to, const char* from, int bytes,
                  : "memory");
 }
 
-// Arrives, as one of the barrier's count, when all that the thread has copied with `copy_async` is there.
-__device__ __forceinline__ void arrive_with_copies(PhaseBarrier* barrier) {
-    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(barrier)) : "memory");
-}
-
 // 16 bytes that an earlier kernel may have written, where there are any. `volatile`, or the load would sink to its use.
 __device__ __forceinline__ void load_ahead(uint4& to, const char* from, bool there) {
     asm volatile("{.reg .pred p; setp.ne.b32 p, %5, 0; @p ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];}"

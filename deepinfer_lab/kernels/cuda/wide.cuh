@@ -18,7 +18,6 @@
 // has at most one, and its blocks and their teams share that by K (wide_results.cuh): no sum passes through the L2.
 #pragma once
 #include "cluster_ptx.cuh"
-#include "tile_units.cuh"
 #include "wide_units.cuh"
 
 // Threads and warps of a warpgroup; products of 16 of K in a unit; rows of a batch.
@@ -76,9 +75,9 @@ struct Turn {
 template <class C>
 struct Block {
     char* shared;
-    int count, units, down;          // tiles of 16 along N; units of K; blocks of rows
-    int cluster, which, rank;        // blocks of a cluster; which cluster; place in it
-    int whole, rest;                 // tiles that a block has to itself; those left over
+    int count, units, down;    // tiles of 16 along N; units of K; blocks of rows
+    int cluster, which, rank;  // blocks of a cluster; which cluster; place in it
+    int whole, rest;           // tiles that a block has to itself; those left over
 
     __device__ __forceinline__ Block(char* shared, const Operands& of)
         : shared(shared),

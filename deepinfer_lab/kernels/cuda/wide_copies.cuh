@@ -18,9 +18,10 @@ struct Piece {
 template <class C>
 struct Weights {
     char* ring;
-    int team, tile, index = 0, left = 0;  // the next stretch; units of the one at hand
-    int place = 0;                    // in the ring, of the next copy
-    unsigned at;                      // the next unit, of all tiles
+    int team, tile;           // the warp's, of the block's
+    int index = 0, left = 0;  // the next stretch; units of the one at hand
+    int place = 0;            // in the ring, of the next copy
+    unsigned at;              // the next unit, of all tiles
 
     __device__ __forceinline__ Weights(const Block<C>& block, const Operands& of, int warp)
         : ring(block.weights(warp)), team(warp / C::TILES), tile(warp % C::TILES) {}
@@ -119,12 +120,8 @@ struct Rows {
     }
 };
 
-// A copier: activations to slots, in an order in which nothing but copies is left for products to do.
-//
-// Lane 4g + t of a multiplier holds weights of k 8t .. 8t + 7 of a quarter (32 of K; quant/tiles.py), where a product wants k
-// 2t, 2t + 1, 2t + 8 and 2t + 9 of 16. So the 16 pairs of activations of a quarter, 4t + i, lie transposed, at 4i + t: what
-// storing fragments as matrices makes of 16 bytes a lane. A row of 64 of k, two quarters, is 128 bytes in the 128-byte swizzle:
-// chunk c, of 16 bytes, of row r at 16 (c ^ r % 8). Rows beyond M stay as they were.
+// A copier: activations to slots (wide_units.cuh). What storing fragments as matrices makes of 16 bytes a lane is their
+// transposition.
 template <class C>
 __device__ __forceinline__ void copy_rows(const Block<C>& block, const Operands& of, int warp) {
     const int lane = threadIdx.x % 32, row = 4 * warp + lane % 8 / 2, chunk = lane % 2 * 4 + lane / 8;

@@ -1,8 +1,13 @@
 // How the operands of wide.cuh lie.
+//
+// Lane 4g + t of a warp holds weights of k 8t .. 8t + 7 of a quarter (32 of K; quant/tiles.py), where a product wants k 2t,
+// 2t + 1, 2t + 8 and 2t + 9 of 16. So the 16 pairs of activations of a quarter, 4t + i, lie transposed, at 4i + t. A row of 64
+// of k, two quarters, is 128 bytes in the 128-byte swizzle: chunk c, of 16 bytes, of row r at 16 (c ^ r % 8). Rows beyond M
+// stay as they were: nobody uses what comes of them.
 #pragma once
 #include "tile_units.cuh"
 
-constexpr int ROW_BYTES = 128;  // of a row's activations: 64 of k, half a unit
+constexpr int ROW_BYTES = 128;   // of a row's activations: 64 of k, half a unit
 constexpr int PAIR_BYTES = 512;  // of results of a tile and 16 rows
 __device__ __forceinline__ int padded_rows(int m) { return (m + 7) / 8 * 8; }  // of arranged activations
 

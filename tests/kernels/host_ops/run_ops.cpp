@@ -1,9 +1,4 @@
-// The attention and element-wise kernels in one CPU program. Requests come from standard input and answers go to standard
-// output, both binary, until the input ends. Buffers are heap blocks of exactly the right size, for the address sanitizer.
-//
-// Request: 8 ints (kernel, grid_x, grid_y, threads, buffers, numbers, bytes of shared memory beyond what the kernel declares, a
-// seed of the blocks' order or 0); of each buffer its bytes as int64 (-1: a null pointer)
-// and its content; then the numbers as doubles. Answer: all buffers, as the kernel left them.
+// The attention and element-wise kernels, and products, in one CPU program (requests.h).
 #include "paged_decode_f16_64.cu"
 #include "paged_decode_f16_80.cu"
 #include "paged_decode_f16_96.cu"
@@ -55,31 +50,13 @@
 #include "w3_mma_block_192_64.cu"
 #include "w3_mma_block_64_128.cu"
 #include "w3_mma_block_192_128.cu"
-#include "w4_wgmma_64_64.cu"
-#include "w4_wgmma_128_64.cu"
-#include "w4_wgmma_192_64.cu"
-#include "w4_wgmma_192_128.cu"
-#include "w3_wgmma_64_64.cu"
-#include "w3_wgmma_128_64.cu"
-#include "w3_wgmma_192_64.cu"
-#include "w3_wgmma_128_128.cu"
 #include "w4_dequantise_tiles.cu"
 #include "w3_dequantise_tiles.cu"
 #include "embed.cu"
 #include "fetch.cu"
 #include "likeliest.cu"
 #include "dense_rows.cu"
-
-struct Buffer {
-    long long bytes = -1;
-    std::unique_ptr<char[]> data;
-    template <class T>
-    operator T*() const { return reinterpret_cast<T*>(data.get()); }
-};
-
-void read(void* to, size_t bytes) {
-    if (std::fread(to, 1, bytes, stdin) != bytes) std::exit(3);
-}
+#include "requests.h"
 
 int main() {
     using Decode = decltype(&paged_decode_f16_64);
@@ -100,21 +77,9 @@ int main() {
         w4_mma_block_64_64, w4_mma_block_192_64, w4_mma_block_64_128, w4_mma_block_192_128,
         w3_mma_block_64_16, w3_mma_block_192_16, w3_mma_block_64_32, w3_mma_block_192_32,
         w3_mma_block_64_64, w3_mma_block_192_64, w3_mma_block_64_128, w3_mma_block_192_128,
-        w4_wgmma_64_64, w4_wgmma_128_64, w4_wgmma_192_64, w4_wgmma_192_128,
-        w3_wgmma_64_64, w3_wgmma_128_64, w3_wgmma_192_64, w3_wgmma_128_128,
     };
     const int first_unpack = FIRST_BLOCK + sizeof of_blocks / sizeof *of_blocks;
-    int h[8];
-    while (std::fread(h, sizeof h, 1, stdin) == 1) {
-        std::vector<Buffer> b(h[4]);
-        for (Buffer& buffer : b) {
-            read(&buffer.bytes, 8);
-            if (buffer.bytes < 0) continue;
-            buffer.data = std::make_unique<char[]>(buffer.bytes);
-            read(buffer.data.get(), buffer.bytes);
-        }
-        std::vector<double> f(h[5]);
-        read(f.data(), 8 * f.size());
+    serve([&](const int* h, const std::vector<Buffer>& b, const std::vector<double>& f) {
         const std::vector<int> n(f.begin(), f.end());
         const auto rope = [&](auto kernel) {
             kernel(b[0], b[1], b[2], b[3], b[4], b[5], b[6], b[7], b[8], b[9], b[10], b[11], n[0], n[1], n[2], n[3], n[4],
@@ -157,8 +122,5 @@ int main() {
                                  n[2], n[3], static_cast<unsigned>(f[4]), n[5], n[6], n[7], n[8], f[9]);
             }
         });
-        for (const Buffer& buffer : b)
-            if (buffer.bytes > 0) std::fwrite(buffer.data.get(), 1, buffer.bytes, stdout);
-        std::fflush(stdout);
-    }
+    });
 }

@@ -21,7 +21,7 @@ struct Phases {
     int count = 0, missing = 0;  // arrivals
     long long bytes = 0;         // expected, and not here yet
     unsigned over = 0;
-    std::vector<Copy> copies, uncounted;
+    std::vector<Copy> copies;
 
     void settle() {
         long long ordered = 0;
@@ -29,19 +29,12 @@ struct Phases {
         if (ordered > bytes) complain("a barrier expects fewer bytes than were ordered");
         if (missing > 0 || ordered < bytes) return;
         for (const Copy& copy : copies) std::memcpy(copy.to, copy.from, copy.bytes);
-        for (const Copy& copy : uncounted) std::memcpy(copy.to, copy.from, copy.bytes);
-        copies.clear(), uncounted.clear();
+        copies.clear();
         bytes = 0, missing = count, ++over;
     }
 };
 inline std::map<const PhaseBarrier*, Phases> phases;
 inline std::mutex phases_mutex;
-#ifdef HOST_THREADS
-inline std::condition_variable phases_change;
-inline void phases_changed() { phases_change.notify_all(); }
-inline void await_change(std::unique_lock<std::mutex>& lock) { phases_change.wait(lock); }
-inline void let_others_go_on() {}
-#else
 inline void phases_changed() { progress = true, ++steps; }
 inline bool others_wait[32];  // as a lane of this warp has found
 inline void let_others_go_on() {
@@ -60,7 +53,6 @@ inline void await_change(std::unique_lock<std::mutex>& lock) {
     swapcontext(&fibers[threadIdx.x]->context, &scheduler);
     lock.lock();
 }
-#endif
 
 inline void start(PhaseBarrier* barrier, int count) {
     if (reinterpret_cast<size_t>(barrier) % 8) std::abort();
@@ -93,16 +85,6 @@ inline void copy_bulk(char* to, const char* from, int bytes, PhaseBarrier* barri
     std::memset(to, 0xFF, bytes);
     phases.at(barrier).copies.push_back({to, from, static_cast<size_t>(bytes)});
     phases_changed();
-}
-
-inline void arrive_with_copies(PhaseBarrier* barrier) {
-    {
-        const std::lock_guard lock(phases_mutex);
-        Phases& its = phases.at(barrier);
-        its.uncounted.insert(its.uncounted.end(), open_copies[threadIdx.x].begin(), open_copies[threadIdx.x].end());
-    }
-    open_copies[threadIdx.x].clear();
-    arrive(barrier);
 }
 
 inline void load_ahead(uint4& to, const char* from, bool there) {

@@ -1,17 +1,7 @@
-// The kernels of wide.cuh in one CPU program; requests and answers as those of host_ops/run_ops.cpp, where grid_y is the number
-// of blocks of a cluster. Kernel 0 arranges rows.
-#include "cuda_host.h"
-
-inline unsigned words_exchanged[1024];
-inline unsigned __shfl_xor_sync(unsigned, unsigned value, int distance) {
-    words_exchanged[threadIdx.x] = value;
-    sync_warp();
-    const unsigned got = words_exchanged[threadIdx.x ^ distance];
-    sync_warp();
-    return got;
-}
-
+// The kernels of wide.cuh in one CPU program (requests.h, where grid_y is the number of blocks of a cluster). Kernel 0 arranges
+// rows.
 #include "arrange_rows.cu"
+#include "requests.h"
 #include "wide.cuh"
 
 // The order of CUTS in wide_products.py.
@@ -22,29 +12,8 @@ struct Cuts {
     using C = WideCut<Words, 1, 2, 32, 6, 3, 4, false>;
 };
 
-struct Buffer {
-    long long bytes = -1;
-    std::unique_ptr<char[]> data;
-    template <class T>
-    operator T*() const { return reinterpret_cast<T*>(data.get()); }
-};
-
-void read(void* to, size_t bytes) {
-    if (std::fread(to, 1, bytes, stdin) != bytes) std::exit(3);
-}
-
 int main() {
-    int h[8];
-    while (std::fread(h, sizeof h, 1, stdin) == 1) {
-        std::vector<Buffer> b(h[4]);
-        for (Buffer& buffer : b) {
-            read(&buffer.bytes, 8);
-            if (buffer.bytes < 0) continue;
-            buffer.data = std::make_unique<char[]>(buffer.bytes);
-            read(buffer.data.get(), buffer.bytes);
-        }
-        std::vector<double> f(h[5]);
-        read(f.data(), 8 * f.size());
+    serve([&](const int* h, const std::vector<Buffer>& b, const std::vector<double>& f) {
         const std::vector<int> n(f.begin(), f.end());
         const auto wide = [&](auto cut) {
             if (decltype(cut)::THREADS != h[3] || decltype(cut)::SHARED != h[6]) complain("not as Python has it");
@@ -61,8 +30,5 @@ int main() {
                 case 6: return wide(Cuts<W3Words>::C{});
             }
         });
-        for (const Buffer& buffer : b)
-            if (buffer.bytes > 0) std::fwrite(buffer.data.get(), 1, buffer.bytes, stdout);
-        std::fflush(stdout);
-    }
+    });
 }

@@ -16,7 +16,7 @@ SOURCES = (
     "arrange_rows.cu", "async_ptx.cuh", "chain_*.cuh", "cluster_ptx.cuh", "decode_chain*", "dense_*.cu*", "dependent.cuh",
     "dequantise_tiles.cuh", "digits_ptx.cuh", "embed.cu", "fetch.cu", "grid_ptx.cuh", "likeliest.cu", "max_ptx.cuh",
     "mma_block.cuh", "mma_ptx.cuh", "mma_small.cuh", "mma_unit.cuh", "norm.cuh", "paged_attention.cuh", "paged_tile.cuh",
-    "prefetch.cuh", "rms_norm.cu", "rope.cuh", "rope_write.cuh", "silu.cuh", "silu_mul.cu", "small_rows.cuh",
+    "patience.cuh", "prefetch.cuh", "rms_norm.cu", "rope.cuh", "rope_write.cuh", "silu.cuh", "silu_mul.cu", "small_rows.cuh",
     "tile_units.cuh", "unpack_field.cuh", "unpack_w?_mma.cuh", "w?_dequantise_tiles.cu", "w?_mma_*.cu",
     "w?_wide_*.cu", "wgmma*.cuh", "wide*.cuh",
 )  # fmt: skip

@@ -59,8 +59,8 @@ struct Ring {
             for (int left = share.count; left > 0; left -= CHAIN_WARPS) {
                 const int count = min(left, CHAIN_WARPS);
                 if (under_way < MOST) ++under_way;
-                else await_copy(oldest.full(), oldest.parity), oldest.leave();
-                await_copy(empty(), parity ^ 1);
+                else await_or_trap(oldest.full(), oldest.parity), oldest.leave();
+                await_or_trap(empty(), parity ^ 1);
                 arrive_expecting(full(), count * (bytes + SCALE_BYTES));
                 stream_bulk(slot(), tiles, count * bytes, full());
                 stream_bulk(slot() + SCALES, scales, count * SCALE_BYTES, full());
@@ -159,7 +159,7 @@ struct Weights {
     // Of the ring's next slot.
     template <class R>
     __device__ __forceinline__ void take(R& ring, int warp, int lane) {
-        await(ring.full(), ring.parity);
+        await_or_trap(ring.full(), ring.parity);
         const char* const from = ring.slot() + warp * unit_bytes<Unpack>();
 #pragma unroll
         for (int i = 0; i < PARTS; ++i) {
@@ -225,7 +225,7 @@ __device__ __forceinline__ void multiply_share(const ChainShare& share) {
         }
     }
     if (idle) {
-        await(ring.full(), ring.parity);
+        await_or_trap(ring.full(), ring.parity);
         Weights<Unpack>::leave(ring, lane);
     }
 #pragma unroll 1

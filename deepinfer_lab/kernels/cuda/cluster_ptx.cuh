@@ -1,31 +1,13 @@
 // PTX of kernels whose blocks form clusters (sm_90 and later): neighbours that run at the same time and read one another's
 // shared memory. PTX ISA, "barrier.cluster", "mapa", "ld".
 #pragma once
-#include "wgmma_ptx.cuh"
+#include "patience.cuh"
 
 // Blocks of this block's cluster, which are neighbours; 1 where the launch asked for none.
 __device__ __forceinline__ int cluster_blocks() {
     unsigned blocks;
     asm("mov.u32 %0, %%cluster_nctaid.x;" : "=r"(blocks));
     return static_cast<int>(blocks);
-}
-
-// As `await`. A wait that nothing ends traps: the launch fails instead of holding the card.
-constexpr long long PATIENCE = 4000000000ll;  // cycles: some two seconds
-__device__ __forceinline__ bool is_over(PhaseBarrier* barrier, unsigned parity) {
-    unsigned over;
-    asm volatile("{.reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p;}"
-                 : "=r"(over)
-                 : "r"(shared_address(barrier)), "r"(parity)
-                 : "memory");
-    return over;
-}
-__device__ __forceinline__ void await_or_trap(PhaseBarrier* barrier, unsigned parity) {
-    if (is_over(barrier, parity)) return;
-    const long long since = clock64();
-    while (!is_over(barrier, parity)) {
-        if (clock64() - since > PATIENCE) __trap();
-    }
 }
 
 // 16 bytes as `copy_async` has them, by threads that want it, and without a branch.

@@ -1,20 +1,7 @@
-// PTX of kernels whose blocks are all resident and wait for one another (sm_90). A wait that nothing ends traps: a launch fails
-// instead of holding the card. PTX ISA, "Memory Consistency Model", "ld" and "st", "mbarrier.try_wait".
+// PTX of kernels whose blocks are all resident and wait for one another (sm_90). PTX ISA, "Memory Consistency Model", "ld" and
+// "st", "cp.async.bulk".
 #pragma once
-#include "wgmma_ptx.cuh"
-
-constexpr long long PATIENCE = 4000000000ll;  // cycles: some two seconds
-
-// A thread that waits. `spend`: once more.
-struct Patience {
-    long long since = 0;
-
-    __device__ __forceinline__ void spend() {
-        const long long now = clock64();
-        if (since == 0) since = now;
-        if (now - since > PATIENCE) __trap();
-    }
-};
+#include "patience.cuh"
 
 // Words that blocks leave for one another: each is written whole and read whole, where all multiprocessors see the same.
 __device__ __forceinline__ void put_word(unsigned* to, unsigned word) {
@@ -43,19 +30,4 @@ __device__ __forceinline__ void stream_bulk(char* to, const char* from, int byte
             shared_address(to)),
         "l"(from), "r"(bytes), "r"(shared_address(barrier))
         : "memory");
-}
-
-__device__ __forceinline__ bool is_over(PhaseBarrier* barrier, unsigned parity) {
-    unsigned over;
-    asm volatile("{.reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p;}"
-                 : "=r"(over)
-                 : "r"(shared_address(barrier)), "r"(parity)
-                 : "memory");
-    return over;
-}
-// As `await`, with patience.
-__device__ __forceinline__ void await_copy(PhaseBarrier* barrier, unsigned parity) {
-    if (is_over(barrier, parity)) return;
-    Patience patience;
-    while (!is_over(barrier, parity)) patience.spend();
 }

@@ -1,0 +1,37 @@
+"""The tests that `tests/gpu/sanitize.py` chooses by name: renamed ones would silently be none."""
+
+import importlib.util
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+GPU = Path(__file__).parents[1] / "gpu"
+KINDS = (
+    "attention", "decode_chain_on_gpu", "dense_rows", "dequantise", "elementwise", "ends", "gemv", "launch", "merge_attention",
+    "mma_block", "mma_small", "spin", "wide",
+)  # fmt: skip
+
+
+def test_each_kind_of_kernel_is_among_them():
+    spec = importlib.util.spec_from_file_location("sanitize", GPU / "sanitize.py")
+    sanitize = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = sanitize  # dataclasses look it up
+    spec.loader.exec_module(sanitize)
+    chosen = {}
+    for part in sanitize.PARTS:
+        command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            GPU,
+            "--collect-only",
+            "-q",
+            "-k",
+            f"({sanitize.TESTS}) and ({part})",
+        ]
+        said = subprocess.run(command, cwd=GPU.parents[1], capture_output=True, text=True).stdout
+        for name, count in re.findall(r"test_(\w+)\.py: (\d+)", said):
+            assert name not in chosen, f"{name} is in two parts"
+            chosen[name] = int(count)
+    assert chosen.keys() == set(KINDS)

@@ -36,6 +36,7 @@ from deepinfer_lab.kernels.tiles_check import UNIT_K, UNIT_N, unit_bytes
 from deepinfer_lab.quant.layout import PackedWeight, pack, unpack
 
 LANES, FIRST_WORDS = 32, 4
+SLICE = 1 << 24  # values that are re-packed at a time: a whole layer's would take a gigabyte
 BOTH = 0x00010001  # one bit in either half of a word
 
 
@@ -63,20 +64,29 @@ class TiledWeight:
 
 
 def to_tiles(weight: PackedWeight) -> TiledWeight:
-    """Re-pack, exactly; on the weight's device. Takes some 6 bytes a value while it works."""
-    bits = weight.bits
-    q = pad(unpack(weight.packed, bits, weight.k), (0, -weight.k % UNIT_K, 0, -weight.n % UNIT_N)) + (1 << bits - 1)
+    """Re-pack, exactly; on the weight's device. Beside the result it takes some ten bytes for each of SLICE values."""
+    bits, count, units = weight.bits, -(-weight.n // UNIT_N), -(-weight.k // UNIT_K)
+    tiles = weight.packed.new_empty(count, units, unit_bytes(bits))
+    step = max(1, SLICE // (UNIT_N * weight.k))
+    for first in range(0, count, step):
+        rows = weight.packed[first * UNIT_N : (first + step) * UNIT_N]
+        tiles[first : first + step] = _tiles(unpack(rows, bits, weight.k), bits)
+    groups = units * UNIT_K // weight.group
+    scales = pad(weight.scales, (0, groups - weight.scales.shape[1], 0, -weight.n % UNIT_N))
+    scales = scales.view(-1, 2, 8, groups).permute(0, 3, 2, 1).contiguous()
+    return TiledWeight(bits, weight.group, weight.n, weight.k, tiles, scales)
+
+
+def _tiles(q: torch.Tensor, bits: int) -> torch.Tensor:
+    """int8 [N, K] -> uint8 as `TiledWeight.tiles`."""
+    q = pad(q, (0, -q.shape[1] % UNIT_K, 0, -q.shape[0] % UNIT_N)) + (1 << bits - 1)
     # n = 16 tile + 8r + g;  k = 128 unit + 64 two + 32 half + 8t + 4 word + 2 pair + one
     tile, r, g, unit, two, half, t, word, pair, one = range(10)
     q = q.view(-1, 2, 8, q.shape[1] // UNIT_K, 2, 2, 4, 2, 2, 2)
     q = q.permute(one, tile, unit, g, t, two, half, word, pair, r).to(torch.int32)
     words = _words((q[0] | q[1] << 16).reshape(*q.shape[1:3], LANES, 2, 16), bits).flatten(3)
     parts = [words[..., :FIRST_WORDS].flatten(2), words[..., FIRST_WORDS:].flatten(2)]
-    tiles = torch.cat(parts, dim=2).view(torch.uint8)
-    groups = tiles.shape[1] * UNIT_K // weight.group
-    scales = pad(weight.scales, (0, groups - weight.scales.shape[1], 0, -weight.n % UNIT_N))
-    scales = scales.view(-1, 2, 8, groups).permute(0, 3, 2, 1).contiguous()
-    return TiledWeight(bits, weight.group, weight.n, weight.k, tiles, scales)
+    return torch.cat(parts, dim=2).view(torch.uint8)
 
 
 def from_tiles(weight: TiledWeight) -> PackedWeight:

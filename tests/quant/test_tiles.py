@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from deepinfer_lab.quant import tiles
 from deepinfer_lab.quant.layout import PackedWeight, pack, unpack
 from deepinfer_lab.quant.tiles import from_tiles, to_tiles
 
@@ -26,6 +27,15 @@ def test_there_and_back(bits, n, k, group):
     assert torch.equal(back.scales, weight.scales)
     assert all(t.is_contiguous() for t in (tiled.tiles, tiled.scales, back.packed, back.scales))
     assert tiled.nbytes == tiled.tiles.nbytes + tiled.scales.nbytes
+
+
+@bits_and_shapes
+def test_slices_are_the_whole(monkeypatch, bits, n, k, group):
+    weight = random_weight(bits, n, k, group)
+    whole = to_tiles(weight)
+    for tiles_at_a_time in (1, 2):
+        monkeypatch.setattr(tiles, "SLICE", tiles_at_a_time * 16 * k)
+        assert torch.equal(to_tiles(weight).tiles, whole.tiles)
 
 
 def lane_words(unit: list[int], lane: int, bits: int) -> list[int]:

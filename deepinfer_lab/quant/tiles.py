@@ -64,7 +64,7 @@ class TiledWeight:
 
 
 def to_tiles(weight: PackedWeight) -> TiledWeight:
-    """Re-pack, exactly; on the weight's device. Beside the result it takes some ten bytes for each of SLICE values."""
+    """Re-pack, exactly; on the weight's device. Beside the result it takes up to 16 bytes for each of SLICE values."""
     bits, count, units = weight.bits, -(-weight.n // UNIT_N), -(-weight.k // UNIT_K)
     tiles = weight.packed.new_empty(count, units, unit_bytes(bits))
     step = max(1, SLICE // (UNIT_N * weight.k))

@@ -9,13 +9,28 @@ __device__ __forceinline__ void copy_async(char* to, const void* from, bool vali
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address), "l"(from), "r"(valid ? 16 : 0) : "memory");
 }
 
-// Waits for the warps of one team, THREADS in all; every team of a block has an id of its own, 0 to 14.
-template <int THREADS>
+// Waits at a barrier for THREADS threads, of whom a warp may be all or none.
+template <int BARRIER, int THREADS>
+__device__ __forceinline__ void sync_if(bool there) {
+    asm volatile(
+        "{\n\t"
+        ".reg .pred there;\n\t"
+        "setp.ne.s32 there, %0, 0;\n\t"
+        "@there bar.sync %1, %2;\n\t"
+        "}" ::"r"(static_cast<int>(there)), "n"(BARRIER), "n"(THREADS)
+        : "memory");
+}
+
+// Waits for the warps of one team, THREADS in all; every team of a block has an id of its own, 0 to TEAMS - 1. Barriers' numbers
+// are constants, which are all that racecheck follows; branches to them would cost registers.
+template <int THREADS, int TEAMS = 1>
 __device__ __forceinline__ void sync_team(int id) {
+    static_assert(TEAMS < 16, "a block has 16 barriers, and the first is that of __syncthreads");
     if constexpr (THREADS == 32) {
         __syncwarp();
     } else {
-        asm volatile("bar.sync %0, %1;" ::"r"(id + 1), "n"(THREADS) : "memory");
+        sync_if<TEAMS, THREADS>(id == TEAMS - 1);
+        if constexpr (TEAMS > 1) sync_team<THREADS, TEAMS - 1>(id);
     }
 }
 

@@ -34,7 +34,6 @@ struct Cut {
     static_assert(TILES % ACROSS == 0 && ROWS / MMA_ROWS % (2 * DOWN) == 0, "whole fragments for a warp, in pairs along rows");
     static_assert(8 * TEAM % ROW == 0 && ROWS * ROW / 16 % TEAM == 0, "a thread's rows of activations are all even or all odd");
     static_assert(2 * TILES * QUARTERS <= TEAM && ITEMS % THREADS == 0, "a thread copies scales once, and adds equal parts");
-    static_assert(TEAMS < 16, "each team has a barrier");
 };
 
 // What one thread of a team copies, unit after unit, of one tile of the output.
@@ -172,7 +171,7 @@ __device__ __forceinline__ void multiply_units(Copies<C> copies, char* shared, i
     const auto next = [&](char* slot) { return slot == ring + (C::STAGES - 1) * C::SLOT ? ring : slot + C::SLOT; };
     for (int unit = begin + team; unit < end; unit += C::TEAMS) {
         wait_copies<C::STAGES - 2>();
-        sync_team<C::TEAM>(team);  // all have the slot's contents, and none still reads the slot before
+        sync_team<C::TEAM, C::TEAMS>(team);  // all have the slot's contents, and none still reads the slot before
         if (copies.unit < end) copies.fetch(empty);
         commit_copies();
         multiply<C>(full, places, sum);

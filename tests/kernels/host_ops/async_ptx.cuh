@@ -22,7 +22,7 @@ struct TeamBarrier {
     int arrived = 0, generation = 0;
 };
 inline TeamBarrier team_barriers[16];
-template <int THREADS>
+template <int THREADS, int TEAMS = 1>
 void sync_team(int id) {
     TeamBarrier& barrier = team_barriers[id + 1];
     std::unique_lock lock(barrier.mutex);
@@ -35,7 +35,7 @@ void sync_team(int id) {
 }
 #else
 inline Barrier team_barriers[16];
-template <int THREADS>
+template <int THREADS, int TEAMS = 1>
 void sync_team(int id) {
     team_barriers[id + 1].expected = THREADS;
     wait_at(team_barriers[id + 1]);

@@ -11,7 +11,7 @@ import signal
 import warnings
 from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import torch
 
@@ -30,6 +30,7 @@ HERE = "127.0.0.1"
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 LOGGED = logging.WARNING
 JOIN_S = 30  # until a scheduler answers, and its first worker
+JOINS = 5  # times that a client is made, where the scheduler's answer comes mixed with its news for all
 LOOK_S = 5  # between two looks at the workers while cells are measured
 DEATHS = 2  # of workers that a cell may cause before it counts as failed, where the scheduler is ours
 
@@ -140,7 +141,7 @@ class Workers:
 def _client(cluster: str | distributed.SpecCluster) -> Iterator[distributed.Client]:
     """A client with at least one worker."""
     try:
-        client = distributed.Client(cluster, timeout=JOIN_S)
+        client = _joined(cluster)
     except (OSError, ValueError) as error:
         raise ClusterError(
             f"--dask {cluster}: no scheduler answers ({error}); allowed are local and the address that `dask scheduler` prints"
@@ -154,6 +155,18 @@ def _client(cluster: str | distributed.SpecCluster) -> Iterator[distributed.Clie
                 f"`dask worker {cluster} --nthreads 1 --memory-limit 0`"
             ) from None
         yield client
+
+
+def _joined(cluster: str | distributed.SpecCluster) -> distributed.Client:
+    """A client of a scheduler that may have others.
+
+    What the scheduler says to all its clients at once can come together with its first words to this one, which Dask 2026.8
+    fails an assertion over; the next client has no part in that.
+    """
+    for _ in range(JOINS - 1):
+        with suppress(AssertionError):
+            return distributed.Client(cluster, timeout=JOIN_S)
+    return distributed.Client(cluster, timeout=JOIN_S)
 
 
 def _variables(count: int | None) -> list[dict[str, str]]:

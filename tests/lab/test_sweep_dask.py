@@ -154,6 +154,27 @@ def test_no_scheduler_and_no_worker_are_said(monkeypatch: pytest.MonkeyPatch):
                 pass
 
 
+def test_news_for_every_client_does_not_keep_a_new_one_out():
+    class News(distributed.SchedulerPlugin):
+        """Says something to all clients right after the first one came, so that both are one message to it."""
+
+        came = 0
+
+        def add_client(self, scheduler: distributed.Scheduler, client: str) -> None:
+            self.came += 1
+            if self.came == 1:
+                scheduler.loop.asyncio_loop.call_soon(scheduler.report, {"op": "cancelled-keys", "keys": []})
+
+    with distributed.LocalCluster(
+        n_workers=1, threads_per_worker=1, dashboard_address=":0", processes=False
+    ) as cluster:
+        news = News()
+        cluster.scheduler.add_plugin(news)
+        with sweep_dask.workers(cluster.scheduler_address, None, cells=1) as workers:
+            assert len(workers.machines()) == 1
+        assert news.came == 2
+
+
 def test_a_worker_with_several_threads_is_refused():
     with (
         distributed.LocalCluster(n_workers=1, threads_per_worker=2, dashboard_address=":0", processes=False) as cluster,

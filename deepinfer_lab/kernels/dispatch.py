@@ -155,6 +155,13 @@ def load(path: str | Path) -> tuple[Row, ...]:
     Raises:
         KernelError: unreadable, malformed, an unknown kernel, one for other bits, or rows that leave a gap or overlap.
     """
+    rows = read(path)
+    validate(rows, str(path))
+    return rows
+
+
+def read(path: str | Path) -> tuple[Row, ...]:
+    """The rows of a dispatch.json as they are, of kernels that there may be no more. Errors as `load`'s, of the file alone."""
     try:
         document = json.loads(Path(path).read_text(encoding="utf-8"))
         version, rows = document["schema_version"], tuple(Row(**row) for row in document["rows"])
@@ -162,7 +169,6 @@ def load(path: str | Path) -> tuple[Row, ...]:
         raise KernelError(f"{path}: not a dispatch table ({type(error).__name__}: {error})") from error
     if version not in READ_VERSIONS:
         raise KernelError(f"{path}: schema_version {version}, this program reads {', '.join(map(str, READ_VERSIONS))}")
-    validate(rows, str(path))
     return rows
 
 
@@ -194,7 +200,7 @@ def validate(rows: Sequence[Row], source: str) -> None:
             raise KernelError(f"{source}: bits, m_min and m_max must be whole numbers (m_max also null) in {row}")
         if row.kernel == FALLBACK:
             continue
-        if row.kernel not in PRODUCTS and row.kernel not in TILED:
+        if not exists(row.kernel):
             raise KernelError(f"{source}: unknown kernel {row.kernel!r} in {row}")
         product = _product(row.kernel)
         if product.bits != row.bits:
@@ -210,6 +216,11 @@ def validate(rows: Sequence[Row], source: str) -> None:
             expected = None if row.m_max is None else row.m_max + 1
         if expected is not None:
             raise KernelError(f"{source}: {bits} bits: no row from M = {expected} up")
+
+
+def exists(kernel: str) -> bool:
+    """Whether a table may name it."""
+    return kernel == FALLBACK or kernel in PRODUCTS or kernel in TILED
 
 
 def needs_tiles(bits: int, table: Sequence[Row]) -> bool:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from deepinfer_lab.lab.experiment import Experiment
-from deepinfer_lab.lab.kernel_dispatch import card_table
+from deepinfer_lab.lab.kernel_dispatch import newest_table
 from deepinfer_lab.lab.overlap_cells import Setting, latency_columns, random_prompts, served
 from deepinfer_lab.metrics.quality import teacher_forced
 from deepinfer_lab.model.load import load_model
@@ -25,7 +25,7 @@ def _agreement(params: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """
     variants = {
         "article's kernels": {},
-        "card's table": {"dispatch": card_table()},
+        "card's table": {"dispatch": newest_table()},
         "batch-invariant": {"batch_invariant": True},
     }
     right = load_model(params["model"], bits=params["bits"], group=params["group"], device="cpu")
@@ -48,7 +48,7 @@ def _cost(params: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Closed loops of random prompts, with the card's own choice of kernels and with one kernel for all numbers of rows."""
     most = max(params["concurrency"])
     for invariant in bar((False, True), desc="modes", unit="mode"):
-        more = {"batch_invariant": True} if invariant else {"dispatch": card_table()}
+        more = {"batch_invariant": True} if invariant else {"dispatch": newest_table()}
         model = load_model(params["model"], bits=params["bits"], group=params["group"], **more)
         setting = Setting(params["policy"], params["chunk"], most)
         with setting.engine(model, params["prompt_tokens"] + params["new_tokens"]) as engine:

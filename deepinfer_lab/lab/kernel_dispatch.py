@@ -71,9 +71,16 @@ def shape_rows(times: pd.DataFrame) -> tuple[Row, ...]:
 
 
 def card_table() -> Path | None:
-    """The dispatch table that was measured on the card at hand; None where there is none."""
+    """The published dispatch table of the card at hand; None where there is none."""
     table = project.data() / provenance.device_slug() / FILE
     return table if table.is_file() else None
+
+
+def newest_table() -> Path | None:
+    """What experiments measure with: the table that `tune` has left in `build/` for this card, which is published with their
+    records, or else the published one; None without either."""
+    tuned = project.build() / "data" / provenance.device_slug() / FILE
+    return tuned if tuned.is_file() else card_table()
 
 
 def _ranges(bits: int, times: pd.DataFrame) -> list[Row]:

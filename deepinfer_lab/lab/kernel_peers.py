@@ -5,7 +5,6 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,6 @@ import torch
 
 from deepinfer_lab.errors import KernelError
 from deepinfer_lab.kernels import dispatch
-from deepinfer_lab.lab import project, provenance
 from deepinfer_lab.lab.experiment import Experiment
 from deepinfer_lab.lab.kernel_cells import (
     DENSE,
@@ -25,7 +23,7 @@ from deepinfer_lab.lab.kernel_cells import (
     random_case,
     random_matrix,
 )
-from deepinfer_lab.lab.kernel_dispatch import FILE, card_table
+from deepinfer_lab.lab.kernel_dispatch import newest_table
 from deepinfer_lab.lab.kernel_timing import CudaGpu, Gpu, graph_cold
 from deepinfer_lab.lab.peers import Peer, find
 from deepinfer_lab.progress import bar
@@ -142,12 +140,6 @@ def _first_line(failure: Exception) -> str:
 def median_us(row: dict[str, Any]) -> float:
     """The figure to quote of a row's raw times."""
     return float(np.median(row["time_us"]))
-
-
-def newest_table() -> Path | None:
-    """The dispatch table that `tune` has left in `build/` for this card, or else the published one; None without either."""
-    tuned = project.build() / "data" / provenance.device_slug() / FILE
-    return tuned if tuned.is_file() else card_table()
 
 
 def aside(text: str) -> None:

@@ -13,7 +13,7 @@ import pandas as pd
 import torch
 
 from deepinfer_lab.errors import KernelError, RecordError
-from deepinfer_lab.kernels.dispatch import FALLBACK, SCHEMA_VERSION, Row, load, validate
+from deepinfer_lab.kernels.dispatch import FALLBACK, SCHEMA_VERSION, Row, exists, read, validate
 from deepinfer_lab.lab.kernel_cells import MAX_ERROR, Case, kernels_for, launcher, random_case, random_matrix
 from deepinfer_lab.lab.kernel_dispatch import general_rows, shape_rows
 from deepinfer_lab.lab.kernel_timing import MIN_REPLAYS, Gpu, graph_cold
@@ -137,16 +137,22 @@ def table_from(found: Sequence[Timing], base: Sequence[Row] = ()) -> tuple[Row, 
 def read_base(path: Path, device: str) -> tuple[Row, ...]:
     """The table that a new one is merged into; empty where there is no such file.
 
+    Rows for bits of which it names a kernel that there is no more are left out: the others have gaps where that kernel was.
+
     Raises:
-        KernelError: it is no dispatch table, or names kernels that there are no more.
+        KernelError: it is no dispatch table.
         RecordError: it is another device's.
     """
     if not path.is_file():
         return ()
-    rows = load(path)
-    found = json.loads(path.read_text(encoding="utf-8")).get("device")
-    if found != device:
-        raise RecordError(f"{path} is the table of {found!r}, and this is {device!r}: choose another --output")
+    found = read(path)
+    gone = {row.bits for row in found if not exists(row.kernel)}
+    rows = tuple(row for row in found if row.bits not in gone)
+    if rows:
+        validate(rows, str(path))
+    its = json.loads(path.read_text(encoding="utf-8")).get("device")
+    if its != device:
+        raise RecordError(f"{path} is the table of {its!r}, and this is {device!r}: choose another --output")
     return rows
 
 

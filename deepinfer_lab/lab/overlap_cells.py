@@ -15,7 +15,7 @@ from deepinfer_lab.engine.engine import Engine
 from deepinfer_lab.engine.event import Event
 from deepinfer_lab.engine.policy import Policy, policy_named
 from deepinfer_lab.engine.sampling import SamplingParams
-from deepinfer_lab.lab.kernel_dispatch import card_table
+from deepinfer_lab.lab.kernel_dispatch import newest_table
 from deepinfer_lab.metrics.kernel_trace import KernelTrace, profiled, read
 from deepinfer_lab.metrics.latency import RequestTrace, summarise
 from deepinfer_lab.metrics.overlap import Overlap
@@ -76,9 +76,8 @@ class Setting:
 
 @functools.lru_cache(maxsize=1)
 def load_for(spec: str, bits: str, group: int) -> LoadedModel:
-    """A model with the dispatch table of the card at hand, where it has been measured. The last one is kept for whoever asks
-    for the same."""
-    return load_model(spec, bits=bits, group=group, dispatch=card_table())
+    """A model with the newest dispatch table of the card at hand. The last one is kept for whoever asks for the same."""
+    return load_model(spec, bits=bits, group=group, dispatch=newest_table())
 
 
 def random_prompts(model: LoadedModel, count: int, tokens: int, seed: int) -> list[list[int]]:

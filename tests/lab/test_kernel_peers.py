@@ -9,7 +9,7 @@ from torch_gpu import TorchGpu, use_torch
 from deepinfer_lab.errors import KernelError
 from deepinfer_lab.kernels.dispatch import ARTICLE, Row
 from deepinfer_lab.lab import kernel_cells as cells
-from deepinfer_lab.lab import kernel_peers
+from deepinfer_lab.lab import kernel_dispatch, kernel_peers
 from deepinfer_lab.lab.experiment import complete
 from deepinfer_lab.lab.kernel_peers import CUBLAS, KERNEL_PEERS, OURS, median_us, peer_rows
 from deepinfer_lab.lab.record import check_row
@@ -143,9 +143,9 @@ def test_the_experiment_asks_for_what_was_published():
 
 
 def test_a_table_that_tune_has_left_goes_before_the_published_one(home, monkeypatch):
-    monkeypatch.setattr(kernel_peers.provenance, "device_slug", lambda: "card")
-    assert kernel_peers.newest_table() is None
+    monkeypatch.setattr(kernel_dispatch.provenance, "device_slug", lambda: "card")
+    assert kernel_dispatch.newest_table() is None
     for folder in (home / "data" / "card", home / "build" / "data" / "card"):
         folder.mkdir(parents=True)
         (folder / "dispatch.json").write_text("{}")
-        assert kernel_peers.newest_table() == folder / "dispatch.json"
+        assert kernel_dispatch.newest_table() == folder / "dispatch.json"

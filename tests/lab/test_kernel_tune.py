@@ -185,6 +185,8 @@ def test_a_written_table_is_read_again_and_by_its_device_alone(tmp_path: Path):
     assert {len(row) for row in content["rows"]} == {4, 6}
     with pytest.raises(RecordError, match="is the table of 'NVIDIA Test', and this is 'NVIDIA Other'"):
         kernel_tune.read_base(path, "NVIDIA Other")
+    path.write_text(path.read_text(encoding="utf-8").replace("w4_gemv", "w4_gone").replace("w4_tiled_gemm", "w4_gone"))
+    assert kernel_tune.read_base(path, "NVIDIA Test") == tuple(row for row in table if row.bits == 3)
     path.write_text("{")
     with pytest.raises(KernelError, match="not a dispatch table"):
         kernel_tune.read_base(path, "NVIDIA Test")

@@ -13,6 +13,7 @@ from deepinfer_lab.engine.event import Event, StepEvent
 from deepinfer_lab.engine.sampling import SamplingParams
 from deepinfer_lab.errors import EngineClosed, RequestFailed
 from deepinfer_lab.lab.experiment import Experiment
+from deepinfer_lab.lab.kernel_dispatch import newest_table
 from deepinfer_lab.lab.overlap_cells import Setting, load_for, random_prompts
 from deepinfer_lab.metrics.bandwidth import matrix_rate, read_bandwidth
 from deepinfer_lab.metrics.capacity import ttft_parts
@@ -116,9 +117,10 @@ def budget_row(case: dict[str, Any], cap_mib: int, seed: int) -> dict[str, Any]:
     """A model loaded and served while torch's allocator may take no more than `cap_mib`, or how far it got.
 
     The cap holds for all of torch's memory: weights, KV, graphs, workspaces. CUDA's own context and the code of kernels lie
-    beside it. KV gets what loading left, less the reserve. No kernel unpacks a whole weight.
+    beside it. KV gets what the loaded model leaves, less the reserve.
     """
     gc.collect()  # engines that are gone
+    torch._C._cuda_clearCublasWorkspaces()  # and what cuBLAS keeps of each of their streams, 32 MiB on Hopper
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     total = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
@@ -133,8 +135,9 @@ def budget_row(case: dict[str, Any], cap_mib: int, seed: int) -> dict[str, Any]:
     }
     torch.cuda.set_per_process_memory_fraction(cap_mib * MIB / total)
     try:
-        model = load_model(case["model"], bits=case["bits"], group=case["group"])
+        model = load_model(case["model"], bits=case["bits"], group=case["group"], dispatch=newest_table())
         row |= {"reached": "loaded", "loaded_bytes": torch.cuda.memory_allocated()}
+        torch.cuda.empty_cache()  # what loading was done with; while a graph is captured, nothing is given back
         kv_mib = cap_mib - torch.cuda.memory_reserved() // MIB - case["reserve_mib"]
         if kv_mib >= 1:
             config = EngineConfig(

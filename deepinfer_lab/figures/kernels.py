@@ -23,7 +23,6 @@ LOOKS: Mapping[str, tuple[str, str]] = MappingProxyType(
         "dequantise_cublas": (PALETTE[4], "<"),
         "mma_small": ("#44AA99", "h"),
         "mma_block": ("#882255", "8"),
-        "wgmma": ("#999933", "p"),
         "wide": ("#661100", "H"),
         "cublas_fp16": (PALETTE[6], "x"),
     }

@@ -49,18 +49,14 @@ def draw_bars(
     unit: str,
     *,
     series: str | None = None,
-    colours: Mapping[str, str] | None = None,
     form: str = "{:.0f}",
-    equal: float | None = None,
 ) -> None:
     """Horizontal bars from zero, each with its number: a group of bars for each value of `group`, from top to bottom.
 
     Args:
         table: columns `group`, `value` and `series`, both in the order of their first rows. A bar without value is left out.
-        series: the column that tells bars of a group apart; None where a group has one bar.
-        colours: by series; by default `BARS`, for up to three.
+        series: the column that tells up to three bars of a group apart; None where a group has one.
         form: how a value is written beside its bar.
-        equal: where to draw a line that says "no difference".
     """
     groups = table[group].unique()
     names = [value] if series is None else list(table[series].unique())
@@ -70,16 +66,13 @@ def draw_bars(
         its = table if series is None else table[table[series] == name]
         found = its.set_index(group)[value].astype(float).reindex(groups)
         y = np.arange(len(groups)) + (number - (len(names) - 1) / 2) * high
-        colour = BARS[number] if colours is None else colours[name]
-        axes.barh(y, found, height=high * 0.9, color=colour, label=str(name))
+        axes.barh(y, found, height=high * 0.9, color=BARS[number], label=str(name))
         for at, length in zip(y, found, strict=True):
             if np.isfinite(length):
                 axes.annotate(
                     form.format(length), (length, at), xytext=(4, 0), textcoords="offset points", va="center",
                     fontsize=9, bbox=clear,
                 )  # fmt: skip
-    if equal is not None:
-        axes.axvline(equal, color="black", linestyle="--", linewidth=1)
     axes.set_xlim(0, (table[value].astype(float).max() or 1.0) * 1.22)
     axes.set_yticks(range(len(groups)), groups)
     axes.set_ylim(len(groups) - 0.5, -0.5)

@@ -507,7 +507,7 @@ issue = published.table("issue", "tried_h200.json")
 print(f"{issue.attrs['title']} ({issue.attrs['hardware']['gpu']}; {issue.attrs['method']}):")
 show(issue, 1)
 if ladder is not None:
-    many = few[few["m"].ge(64) & few["kernel"].str.endswith(("mma_block", "wgmma", "wide"))]
+    many = few[few["m"].ge(64) & few["kernel"].str.endswith(("mma_block", "wide"))]
     many = many.assign(design=many["kernel"].str[3:])
     held = many.pivot(index=["bits", "m", "n", "k"], columns="design", values="of prediction").reset_index()
     print("\npredicted over measured time, M of 64 and more")

@@ -63,17 +63,14 @@ def table() -> pd.DataFrame:
 
 def test_bars_stand_in_the_tables_order_each_with_its_number():
     drawn = axes()
-    colours = {"prefill": style.PREFILL, "decode": style.DECODE}
-    overlap.draw_bars(
-        drawn, table(), "policy", "times", "title", "x", series="phase", colours=colours, form="{:.2f}", equal=1
-    )
+    overlap.draw_bars(drawn, table(), "policy", "times", "title", "x", series="phase", form="{:.2f}")
     assert [tick.get_text() for tick in drawn.get_yticklabels()] == ["b", "a"]
     widths = {container.get_label(): [bar.get_width() for bar in container] for container in drawn.containers}
     assert widths["prefill"] == [1.0, 2.0]
     assert widths["decode"][0] == 1.5
-    assert to_hex(drawn.containers[1][0].get_facecolor()) == style.DECODE.lower()
+    colours = [to_hex(bars[0].get_facecolor()) for bars in drawn.containers]
+    assert colours == [colour.lower() for colour in overlap.BARS[:2]]
     assert [text.get_text().strip() for text in drawn.texts] == ["1.00", "2.00", "1.50"]  # nothing for what is missing
-    assert drawn.lines[0].get_xdata()[0] == 1
     assert drawn.get_xlim()[0] == 0
     assert drawn.get_xlim()[1] > 2.0
     assert drawn.yaxis_inverted()

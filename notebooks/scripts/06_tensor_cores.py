@@ -522,7 +522,7 @@ if ladder is not None:
 #     deepinfer-lab run --only 06 --mode measure       # all records of this notebook
 #     deepinfer-lab publish --only 06
 #
-# `kernel_peers` takes the dispatch table that `tune` has left in `build/`, or else the published one.
+# Experiments take the dispatch table that `tune` has left in `build/`, or else the published one.
 #
 # ## Conclusion
 #

@@ -82,22 +82,11 @@ def test_more_rows_than_a_band_has(problem, name):
 def test_every_cut_with_every_kind_of_share(problem, monkeypatch, cut):
     """Clusters of several sizes for each tile; and blocks that have whole tiles, with and without clusters for the rest."""
     spoil_memory()
-    for m, n, k, group in (
-        (cut.rows - 3, 333, 2048, 128),
-        (cut.rows + 5, 1000, 1056, 32),
-        (2 * cut.rows, 64, 4096, 64),
-    ):
+    rows = cut.rows
+    for m, n, k, group in ((rows - 3, 333, 2048, 128), (rows + 5, 1000, 1056, 32), (2 * rows, 64, 4096, 64)):
         p, tiles = problem(NAMES[cut.bits], m, n, k, group, bias=True), tiles_of(cut, m, n)
-        for clusters, blocks in (
-            (0, 1),
-            (0, 2),
-            (0, 3),
-            (tiles + 5, 4),
-            (1, 1),
-            (3, 1),
-            (2, 2),
-            (multiprocessors(0), 1),
-        ):
+        shared, whole = ((0, 1), (0, 2), (0, 3), (tiles + 5, 4)), ((1, 1), (3, 1), (2, 2), (multiprocessors(0), 1))
+        for clusters, blocks in (*shared, *whole):
             if WidePlan(cut, clusters or tiles, blocks).rest(tiles) <= (clusters or tiles):
                 forced(monkeypatch, cut, clusters, blocks)
                 p.check(NAMES[cut.bits])

@@ -18,17 +18,8 @@ def test_where_every_row_names_a_kernel_only_its_sources_count(tmp_path: Path, m
     (tmp_path / "a.cuh").write_text('  #include "deep.cuh"\n#include "a.cuh"\n')
     (tmp_path / "w4_dequantise.cu").write_text("")
     (tmp_path / "w4_mma_8.cu").write_text('#include "deep.cuh"\n')
-    names = (
-        "a.cu",
-        "a.cuh",
-        "b.cu",
-        "deep.cuh",
-        "gone.cu",
-        "w4_dequantise.cu",
-        "w4_mma_8.cu",
-        "arrange_rows.cu",
-        "w3_wide_1.cu",
-    )
+    names = ("a.cu", "a.cuh", "b.cu", "deep.cuh", "gone.cu", "w4_dequantise.cu", "w4_mma_8.cu")
+    names += ("arrange_rows.cu", "w3_wide_1.cu")
     recorded = dict.fromkeys(names, "1")
 
     def changed(name: str, *kernels: str | None) -> list[str]:

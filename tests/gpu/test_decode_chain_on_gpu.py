@@ -1,5 +1,7 @@
 """A decode step in one launch, against float32: fresh random decoders, at lengths around each edge of attention's."""
 
+from collections.abc import Sequence
+
 import pytest
 import torch
 from chain_models import BLOCK, SLOTS, make, normed, reference
@@ -10,16 +12,17 @@ pytestmark = pytest.mark.skipif(
     torch.cuda.is_available() and torch.cuda.get_device_capability() != CAPABILITY,
     reason="needs compute capability 9.0",
 )
-SHAPE = ChainShape(3, 1024, 1536, 16, 2, 4, 4)
+SHAPE, NUDGES = ChainShape(3, 1024, 1536, 16, 2, 4, 4), 8
 
 
 def error(found: torch.Tensor, expected: torch.Tensor) -> float:
     return ((found.double().cpu() - expected.double()).norm() / expected.double().norm()).item()
 
 
-def close(found: torch.Tensor, expected: torch.Tensor, nudged: torch.Tensor) -> bool:
-    """nudged: what is expected of activations that are a thousandth off, which softmax can make much of."""
-    return error(found, expected) < 4 * max(1e-3, error(nudged, expected))
+def close(found: torch.Tensor, expected: torch.Tensor, nudged: Sequence[torch.Tensor]) -> bool:
+    """nudged: what is expected of activations that are a thousandth off, which softmax can make much of, and of some far more
+    than of others: four times one nudge's error is too little in one case of a thousand, the most of eight never half of it."""
+    return error(found, expected) < 4 * max(1e-3, *(error(each, expected) for each in nudged))
 
 
 def step(hidden: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -41,7 +44,8 @@ def test_matches_float32(shape, blocks, length):
     model = make(shape, bias=blocks is None, seed=torch.initial_seed() % 1000)
     x, table = step(shape.hidden)
     expected = reference(model, x, table, length)
-    nudged = reference(model, (x * (1 + torch.randn(x.shape) / 1000)).half(), table, length)
+    others = [(x * (1 + torch.randn(x.shape) / 1000)).half() for _ in range(NUDGES)]
+    nudged = [reference(model, other, table, length) for other in others]
     new = table[:, (length - 1) // BLOCK] * BLOCK + (length - 1) % BLOCK
     for layer in model.layers:  # nothing of what is there yet may matter
         layer.k[new] = layer.v[new] = torch.nan
@@ -49,11 +53,11 @@ def test_matches_float32(shape, blocks, length):
     chain = there.chain(blocks)
     given = x.cuda(), table.cuda(), torch.tensor([length]).cuda()
     first = [each.clone() for each in chain(*given)]
-    assert close(first[0], expected[-1].out, nudged[-1].out)
+    assert close(first[0], expected[-1].out, [layers[-1].out for layers in nudged])
     assert error(first[1], normed(first[0].float().cpu(), model.norm)) < 5e-4
-    for layer, off, tensors in zip(expected, nudged, there.layers, strict=True):
-        assert close(tensors.k[new], layer.k, off.k)
-        assert close(tensors.v[new], layer.v, off.v)
+    for layer, off, tensors in zip(expected, zip(*nudged, strict=True), there.layers, strict=True):
+        assert close(tensors.k[new], layer.k, [each.k for each in off])
+        assert close(tensors.v[new], layer.v, [each.v for each in off])
     for _ in range(20):  # what a launch leaves is what the next one needs
         assert all(map(torch.equal, chain(*given), first))
 

@@ -7,6 +7,7 @@ struct HostBlock {
     std::vector<std::unique_ptr<Fiber>> fibers;
     Barrier block, warps[32], teams[16];
     std::unique_ptr<char[]> shared;
+    int left;  // threads that are not done
     // What its threads have under way: copies, and what lanes that wait for others have given for them.
     std::vector<Copy> copies[1024];
     std::vector<std::vector<Copy>> groups[1024];
@@ -44,7 +45,7 @@ void launch_together(dim3 grid, int threads, int shared, unsigned seed, Kernel k
     for (int b = 0; b < grid.x; ++b) {
         HostBlock& block = blocks[b];
         order.push_back(b);
-        block.block = {threads};
+        block.block = {threads}, block.left = threads;
         for (auto& barrier : block.warps) barrier = {32};
         block.shared = std::make_unique<char[]>(shared);
         std::memset(block.shared.get(), 0xFF, shared);  // NaN
@@ -58,21 +59,22 @@ void launch_together(dim3 grid, int threads, int shared, unsigned seed, Kernel k
         }
     }
     std::mt19937 random(seed);
-    for (int left = 1; left > 0;) {
+    int left = 1;
+    for (int idle = 0; left > 0; ++idle) {  // rounds since any thread came further
+        if (idle > (seed ? 1000 : 0)) complain("deadlock: no thread of any block can go on");
         left = 0;
         bool moved = false;
         if (seed) std::shuffle(order.begin(), order.end(), random);
         for (const int b : order) {
-            if (seed && random() % 3) {  // no turn: others may be far ahead
-                left = 1, moved = true;
-                continue;
+            if (blocks[b].left > 0 && !(seed && random() % 3)) {  // otherwise no turn: others may be far ahead
+                blockIdx = {b};
+                blocks[b].swap_in();
+                blocks[b].left = run_threads(threads, moved);
+                blocks[b].swap_in();
             }
-            blockIdx = {b};
-            blocks[b].swap_in();
-            left += run_threads(threads, moved);
-            blocks[b].swap_in();
+            left += blocks[b].left;
         }
-        if (left > 0 && !moved) complain("deadlock: no thread of any block can go on");
+        if (moved) idle = -1;
     }
     phases.clear();
 }

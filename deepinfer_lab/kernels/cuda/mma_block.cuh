@@ -158,7 +158,7 @@ __device__ __forceinline__ void multiply(const char* slot, const Places<C>& at, 
 // The teams' sums of units begin to end - 1 into shared memory, one after the other: [TEAMS][ROWS][STRIDE].
 template <class C>
 __device__ __forceinline__ void multiply_units(Copies<C> copies, char* shared, int begin, int end) {
-    const int team = threadIdx.x / C::TEAM;
+    const int team = threadIdx.x / C::TEAM, turn = C::TEAMS > 1 ? team : 0;  // equal; known where there is one team
     const Places<C> places(copies.group_shift);
     char* const ring = shared + team * C::STAGES * C::SLOT;
     float sum[C::FRAGMENTS][C::COLUMNS][4] = {};
@@ -169,9 +169,9 @@ __device__ __forceinline__ void multiply_units(Copies<C> copies, char* shared, i
     }
     char *full = ring, *empty = ring + (C::STAGES - 1) * C::SLOT;  // slots: the next to be read, the next to be written
     const auto next = [&](char* slot) { return slot == ring + (C::STAGES - 1) * C::SLOT ? ring : slot + C::SLOT; };
-    for (int unit = begin + team; unit < end; unit += C::TEAMS) {
+    for (int unit = begin + turn; unit < end; unit += C::TEAMS) {
         wait_copies<C::STAGES - 2>();
-        sync_team<C::TEAM, C::TEAMS>(team);  // all have the slot's contents, and none still reads the slot before
+        sync_team<C::TEAM, C::TEAMS>(turn);  // all have the slot's contents, and none still reads the slot before
         if (copies.unit < end) copies.fetch(empty);
         commit_copies();
         multiply<C>(full, places, sum);

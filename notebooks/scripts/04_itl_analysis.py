@@ -249,12 +249,10 @@ for index, point in theirs.iterrows():
     print(f"{WORDS.format(**point, policy=point['source'])}; ours: {said}")
 soonest = main["document_ttft_ms"].min()
 print(f"beaten, no later, at {won.sum()} of {len(won)} points")
-claim("vLLM's soonest TTFT is out of reach", theirs["document_ttft_ms"].min() < 0.9 * soonest)
-claim("from a tenth above our soonest TTFT, its gaps are longer", won[theirs["document_ttft_ms"] > 1.1 * soonest].all())
-near = theirs[theirs["document_ttft_ms"] > soonest].iloc[0]
-rival = calmest(1.05 * near["document_ttft_ms"]).iloc[0]
-print(f"between: {near['max_itl_ms']:.1f} ms at {near['document_ttft_ms']:.1f} ms; ours: {WORDS.format(**rival)}")
-claim("between, ours are shorter at a TTFT at most 5% longer", rival["max_itl_ms"] < near["max_itl_ms"])
+claim("vLLM's soonest TTFT is before ours, by less than 5%", 0.95 < theirs["document_ttft_ms"].min() / soonest < 1)
+later = theirs[theirs["document_ttft_ms"] > soonest]
+claim("at all its later points its gaps are longer, though ours is as soon", won[later.index].all())
+near = later.iloc[0]
 fused = main[(main["policy"] == "mixed") & (main["chunk"] == near["chunk"])].iloc[0]
 step, longest = near["itl_p50_before_ms"] / fused["steady_ms"], near["max_itl_ms"] / fused["max_itl_ms"]
 print(f"vLLM to our mixed, both with {near['chunk']:,}: steady gap {step:.2f}, longest gap {longest:.2f}")
@@ -264,9 +262,9 @@ claim(
 )
 
 # %% [markdown]
-# vLLM reads a document sooner, and takes longer for a steady step. Its gaps are as long as those of `mixed`, because it does
-# what `mixed` does: everybody's next token waits for the end of the pass that carries the chunk. How soon a document is
-# answered is a matter of kernels, how long readers wait beside it one of policy.
+# vLLM's soonest is a little before ours, and it takes twice as long for a steady step. Its gaps are as long as those of
+# `mixed`, because it does what `mixed` does: everybody's next token waits for the end of the pass that carries the chunk. How
+# soon a document is answered is a matter of kernels, how long readers wait beside it one of policy.
 #
 # ## Cause
 #
@@ -296,7 +294,7 @@ steady = main.groupby("policy")["steady_ms"].median()
 print(f"prediction 3: TTFT {predicted:.0f} ms, measured {split['document_ttft_ms']:.0f} ms; "
       f"steady gap {steady['partition']:.2f} ms, priority's {steady['priority']:.2f} ms")  # fmt: skip
 ratio = split["document_ttft_ms"] / predicted
-claim("partition's TTFT is what its multiprocessors say, within 10%", abs(ratio - 1) < 0.1)
+claim("prediction 3: partition's TTFT is over what its multiprocessors say, by up to a fifth", 1 < ratio < 1.2)
 claim(
     "partition costs decode half as much again, or up to twice, always",
     1.5 < steady["partition"] / steady["priority"] < 2,
@@ -307,7 +305,8 @@ claim(
 # place among them (notebook 03 shows the waiting). Priority lets decode's blocks go first when a place is free, but no
 # running block makes way. And decode never pauses: as soon as one step is done the next is there, and goes first again, so
 # that the document gets what is left over. Only a partition keeps places free for both, and it keeps them free when no
-# document comes, too.
+# document comes, too. It divides multiprocessors alone: memory and L2 serve both, which may be what the document waits for
+# beyond its share of the card (not measured).
 #
 # ## The goal
 #
@@ -357,14 +356,17 @@ print("gap and TTFT: " + ", ".join(f"{row.policy} with chunk {row.chunk:,}" for 
 divided = calm_and_soon["policy"].str.startswith("partition")
 claim("all that meet both divide the multiprocessors for good", divided.all())
 met = calm_and_soon[calm_and_soon["3 window"]]
-print("all three: " + ", ".join(f"{row.policy} with chunk {row.chunk:,}" for row in met.itertuples()))
+print("all three: " + (", ".join(f"{row.policy} with chunk {row.chunk:,}" for row in met.itertuples()) or "nobody"))
 for r in table[(table["chunk"] == 8192) & table["policy"].str.match("partition|adaptive")].itertuples():
     print(f"{r.policy:>13}, chunk 8,192: gap {r.gap:.2f}, TTFT {r.ttft:.2f}, by window {r.window:.2f}, by horizon "
           f"{r.horizon:.2f}; longest {r.max_itl_ms / steady['priority']:.1f} steady ones of the whole card")  # fmt: skip
 claim("a quarter for decode, in one pass, misses the third by window alone", not table.loc[split.name, "3 window"])
-claim("an eighth meets all three", set(met["policy"]) == {"partition 1/8"})
+nearest = calm_and_soon.loc[calm_and_soon["window"].idxmax(), "policy"]
+claim("by window nobody meets all three, an eighth comes nearest", met.empty and nearest == "partition 1/8")
+claim("by horizon, whoever meets both meets the third", calm_and_soon["3 horizon"].all())
 claim(
-    "no longest gap is within two of the whole card's steady ones", table["max_itl_ms"].min() > 2 * steady["priority"]
+    "where goal 2 is met, no longest gap is within two of the whole card's steady ones",
+    table.loc[table["2"], "max_itl_ms"].min() > 2 * steady["priority"],
 )
 product, horizon = (table["window"] * table["ttft"])[table["2"]], table["horizon"]
 print(f"window x TTFT ratio, where goal 2 is met: {product.min():.2f} to {product.max():.2f}; "
@@ -375,10 +377,10 @@ claim("over one horizon nobody is 10% behind", horizon.min() > 0.9)
 # %% [markdown]
 # `partition` keeps readers calm and the document soon. By window, whoever lets the document wait delivers few tokens a
 # second: nearly all tokens of a window are the document's own, and so its rate is 1 / TTFT once more. By that count the third
-# goal allows 1.05 times serial's TTFT where the second allows 1.3. An eighth of the card for decode is little enough. But the
-# first goal measures a gap by the policy's own steady one, which a small share makes long: held to the whole card's, nobody
-# meets it. `adaptive` with the same share has the whole card's steady gaps, and the same longest one while the document is
-# read.
+# goal allows 1.05 times serial's TTFT where the second allows 1.3, and not even an eighth of the card for decode is little
+# enough, by a hundredth. Nor is the first goal as it seems: it measures a gap by the policy's own steady one, which a small
+# share makes long. Held to the whole card's, nobody who is soon meets it. `adaptive` with the same share has the whole card's
+# steady gaps, and much the same longest one while the document is read.
 #
 # ### The article's own case
 #
@@ -483,20 +485,21 @@ show(pd.concat(answers)[["readers", "asked", *RESULT[:5]]], 1)
 # * Throughput is what counts: `mixed`, whose one pass reads the weights for both (notebook 03).
 # * `priority` shortens gaps, too, and the document pays for it with the most time of all.
 #
-# Of the goal, `partition` with an eighth of the card meets all three, with a quarter all but tokens/s in the window, which
-# are the TTFT in other words. Beside vLLM: its soonest TTFT is out of reach of our prefill. At its next point our gaps are
-# shorter for a TTFT that is a little longer; from a tenth above our soonest they are shorter everywhere, by ten times and
-# more.
+# Of the goal, `partition` meets all but tokens/s in the window, which are the TTFT in other words; with an eighth of the card
+# it comes nearest. Beside vLLM: its soonest TTFT is a little before ours, with gaps of more than half that time. At its later
+# points ours is no later, and its gaps are twice as long and more, from half above our soonest ten times and more.
 
 # %%
 for policy in ("serial", *LANES):
     row = main[(main["policy"] == policy) & (main["chunk"] == 8192)].iloc[0]
     print(f"{policy:>17}, chunk 8,192: longest gap {row['max_itl_ms']:5.1f} ms, TTFT {row['document_ttft_ms']:.0f} ms, "
           f"steady gap {row['steady_ms']:.2f} ms")  # fmt: skip
-ten = theirs[theirs["document_ttft_ms"] > 1.1 * soonest]
-margin = min(point.max_itl_ms / calmest(point.document_ttft_ms)["max_itl_ms"].iloc[0] for point in ten.itertuples())
-print(f"vLLM's longest gap over ours, from a tenth above our soonest TTFT: {margin:.1f} or more")
-claim("ten times and more", margin > 10)
+margin = later["max_itl_ms"] / later["document_ttft_ms"].map(lambda until: calmest(until)["max_itl_ms"].iloc[0])
+print("vLLM's longest gap over ours, no later: " + ", ".join(f"{x:.1f}" for x in margin))
+claim("twice as long and more", margin.min() > 2)
+claim(
+    "from half above our soonest TTFT, ten times and more", margin[later["document_ttft_ms"] > 1.5 * soonest].min() > 10
+)
 falling = by_chunk.loc[["serial", *LANES], 8192]
 claim("a second lane, priority and a partition each shorten the longest gap", falling.is_monotonic_decreasing)
 claim("priority's steady gap is within 10% of the least", steady["priority"] < 1.1 * steady.min())

@@ -394,6 +394,11 @@ if decode is not None:
         print(f"{way}, one row: {one['of floor'].min():.0%} to {one['of floor'].max():.0%} of the roofline")
 
 # %% [markdown]
+# Where the prediction fails on the H200, it fails to one side: a phase's waiting is no constant of the card. It grows with the
+# context, in a chain as in launches, though keys and values of some hundred positions are next to nothing beside the weights;
+# it is longer with rows of 3,584 than with 2,048, and with eight rows than with one. The chain saves about as much of a layer
+# in every context, which is some sixth of a step of 3B and a twelfth of one of 7B.
+#
 # ## Beside other people's kernels
 #
 # Ours is what the card's dispatch table chooses. The best peer is the fastest few-bit kernel of other people's for just that

@@ -234,10 +234,10 @@ claim("launched eagerly, over 80% of a token's time is launches", eager["nothing
 claim("with graphs and work in flight, kernels lose more than launches", ahead["kernels"] > ahead["nothing"])
 
 # %% [markdown]
-# So bandwidth is not what decode waits for, here or on the article's card. Launches come first. Once they are gone it is small
-# kernels, one after the other, none of which keeps the memory busy: a large product alone comes nearer to the roof than a step
-# does. That TPOT grows with clients more than the floor does is not for the products, where 8 rows take no longer than one:
-# others' chunks lie in it, and attention.
+# So bandwidth is not what decode waits for, here or on the article's card. Launches come first. Once they are gone it is the
+# step itself: each product needs what the one before it made, and memory has nothing to do meanwhile (notebook 06). A large
+# product alone comes nearer to the roof than a step does. That TPOT grows with clients more than the floor does is
+# not for the products, where 8 rows take no longer than one: others' chunks lie in it, and attention.
 #
 # ## A TTFT in its parts
 #
@@ -423,8 +423,8 @@ if slug not in capacity:
 # %% [markdown]
 # ## Conclusion
 #
-# 1. By bytes and FLOPs decode waits for memory, with 64 clients too, and prefill for arithmetic. Decode gets half of that, or
-#    less. First it is launches; with graphs, kernels that do not keep the memory busy.
+# 1. By bytes and FLOPs decode waits for memory, with 64 clients too, and prefill for arithmetic. Decode gets about half of
+#    that, or less. First it is launches; with graphs, products that wait for one another.
 # 2. A TTFT under load is other people's steps. One's own prompt is the small part.
 # 3. Little's law holds because it must. What it finds is the tail of short closed loops, where clients are missing.
 # 4. Throughput goes on rising where goodput has fallen. The same policy can be first in both.

@@ -4,6 +4,10 @@
 
 memcheck looks for accesses out of bounds, racecheck for shared memory that two threads touch without a barrier between.
 Timings under either mean nothing, so all runs side by side. Exits with 1 unless both find nothing, and prints what they found.
+
+Racecheck is not shown blocks whose teams wait at barriers of their own unequally often: it then misses the barrier of the whole
+block that follows. What it reported on an H200 (CUDA 13.0) lay on both sides of that barrier in the machine code, stayed when a
+second one was put beside it, and was gone where all teams waited equally often, or at the whole block's barrier alone.
 """
 
 import json
@@ -30,6 +34,7 @@ TESTS = (  # all kernels and their edges; larger shapes take far longer
     "or (only_the_device_knows and 2056) or (pinned_memory and 257) or (outputs_of_few_rows and (1544 or 1280)) "
     "or (decode_chain and (37-257 or 37-500))"
 )
+MISREAD = {"memcheck": "", "racecheck": " and not (mma_block and one_hot and 160)"}
 # Of the tests, by name; each takes about as long.
 PARTS = ("mma_block", "wide or decode_chain", "not (mma_block or wide or decode_chain)")
 SUMMARY = {
@@ -58,8 +63,9 @@ class Found:
 
 def sanitise(tool: str, part: str) -> Found:
     """One tool over a part of the chosen tests."""
-    tests = f"({TESTS}) and ({part})"
-    command = ["compute-sanitizer", "--tool", tool, sys.executable, "-m", "pytest", "tests/gpu", "-v", "-k", tests]
+    tests = f"({TESTS}) and ({part}){MISREAD[tool]}"
+    command = ["compute-sanitizer", "--tool", tool, "--print-limit", "0"]  # 0: nothing is left out
+    command += [sys.executable, "-m", "pytest", "tests/gpu", "-v", "-k", tests]
     # Torch's cache hands out parts of large blocks, beyond whose ends memcheck would see nothing wrong.
     environment = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
     done = subprocess.run(command, capture_output=True, text=True, env=environment)

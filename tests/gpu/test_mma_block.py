@@ -86,8 +86,9 @@ def test_the_compiler_keeps_what_the_plan_counts_on(cut):
     assert loader(torch.cuda.current_device()).function(cut.name)
 
 
-def test_one_hot_activations_return_the_weights(problem, monkeypatch, cut):
-    p = problem(NAMES[cut.bits], 1, 241, 160, 32)
+@pytest.mark.parametrize("k", [160, 768])  # shared evenly by a block's teams: 768 alone
+def test_one_hot_activations_return_the_weights(problem, monkeypatch, cut, k):
+    p = problem(NAMES[cut.bits], 1, 241, k, 32)
     for blocks in (0, 2):
         forced(monkeypatch, cut, blocks)
         p.check_one_hot(NAMES[cut.bits], cut.rows - 1)

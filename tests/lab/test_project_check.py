@@ -1,7 +1,6 @@
-"""The committed project hangs together, but for what is listed; and every edit that breaks it is told."""
+"""The committed project hangs together, and every edit that breaks it is told."""
 
 import json
-import re
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,7 +8,6 @@ from pathlib import Path
 
 import nbformat
 import pytest
-from awaiting_gpu import RECORDS, UNMEASURED, awaits
 from click.testing import CliRunner
 from nbformat import NotebookNode
 
@@ -28,15 +26,8 @@ def test_what_is_committed_hangs_together(monkeypatch: pytest.MonkeyPatch):
     found = check()
     # A run that measured has redrawn figures/ from records that are not committed.
     redrawn = any((ROOT / "build" / "data").glob("*/*.json"))
-    failures = [each for each in found.failures if not (redrawn and "is not the picture of" in each)]
-    stale = {match[1] for each in failures if (match := re.match(rf"{H200}/(\w+)\.json: stale", each))}
-    assert stale == set(RECORDS)
-    unmeasured = {
-        match[1] for each in found.warnings if (match := re.search(r"no device has a record of (\w+) yet", each))
-    }
-    assert unmeasured == set(UNMEASURED)
-    tested = re.compile(rf"{H200}/(?:verification|sanitizer)\.json: (\S+\.cuh?) ")
-    assert [e for e in failures if ": stale" not in e and not ((m := tested.match(e)) and awaits(m[1]))] == []
+    assert [each for each in found.failures if not (redrawn and "is not the picture of" in each)] == []
+    assert found.warnings == []
     assert {each.name for each in found.notebooks} == {path.stem for path in (ROOT / "notebooks").glob("*.ipynb")}
     measured = {path.stem for path in (ROOT / "data").glob("*/*.json")}
     for notebook in found.notebooks:
@@ -219,8 +210,7 @@ def test_the_command_s_status_and_table(copy: Copy):
     assert (good.exit_code, good.output.splitlines()[-1].split(": ")[-1]) == (0, "hangs together")
     assert good.output.startswith(f"{NAME}\n  record   w3_batch_tile ")
     assert " <- w3_batch_tile\n" in good.output
-    assert re.search(r"warning: nvidia-h200: records of \d commits", good.output)
-    assert CliRunner().invoke(main, ["check", "--strict"]).exit_code == 1
+    assert CliRunner().invoke(main, ["check", "--strict"]).exit_code == 0
     edit_script(copy)
     bad = CliRunner().invoke(main, ["check"])
     assert bad.exit_code == 1
@@ -228,9 +218,16 @@ def test_the_command_s_status_and_table(copy: Copy):
 
 
 def test_records_of_other_commits_environments_or_uncommitted_code_are_told(copy: Copy):
-    for old, new in (('"numpy": "', '"numpy": "0.'), ('"dirty": null', '"dirty": true')):
+    for old, new in (
+        ('"numpy": "', '"numpy": "0.'),
+        ('"dirty": null', '"dirty": true'),
+        ('"commit": "', '"commit": "0'),
+    ):
         copy.replace(copy.data / "tiled_gemm.json", old, new)
     warnings = check().warnings
+    assert any(text.startswith("nvidia-h200: records of 2 commits. ") for text in warnings)
+    strict = CliRunner().invoke(main, ["check", "--strict"])
+    assert (strict.exit_code, strict.output.count("warning: ")) == (1, len(warnings))
     assert any(text.startswith("nvidia-h200: records of 2 environments: numpy is 0.2.5.2, 2.5.2") for text in warnings)
     assert "nvidia-h200: measured with code that was not committed: tiled_gemm" in warnings
 

@@ -1,5 +1,6 @@
 """Kernels without a GPU: the real CUDA sources, compiled as C++ and run on the CPU under sanitizers."""
 
+import os
 import shutil
 import struct
 import subprocess
@@ -190,7 +191,11 @@ def _running(folder: Path, program: str, sources: Sequence[Path], flags: Sequenc
             pytest.skip(f"this C++ compiler has no {flags[0]}")
         pytest.fail(f"the CUDA sources do not compile as C++:\n{built.stderr[:4000]}")
     pipe = subprocess.PIPE
-    with subprocess.Popen([folder / program], stdin=pipe, stdout=pipe, stderr=pipe) as process:
+    environment = {
+        **os.environ,
+        "TSAN_OPTIONS": "halt_on_error=1",
+    }  # or many races fill the pipe and hold the program up
+    with subprocess.Popen([folder / program], stdin=pipe, stdout=pipe, stderr=pipe, env=environment) as process:
         yield process
         process.stdin.close()
         assert process.wait() == 0, process.stderr.read().decode()[:4000]

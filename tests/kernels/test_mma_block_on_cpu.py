@@ -106,13 +106,14 @@ def test_sums_beyond_float16_are_no_matter_unless_the_output_is(on_host, make_we
     assert torch.equal(run(cut, 2, x, weight)[large], expected.half()[large])
 
 
-@pytest.mark.parametrize(("name", "blocks"), [("w4_mma_block_64_16", 3), ("w3_mma_block_64_64", 2)])
-def test_shared_memory_is_free_of_races(racing_host_ops, make_weight, monkeypatch, arrivals, name, blocks):
+@NAMES
+def test_shared_memory_is_free_of_races(racing_host_ops, make_weight, monkeypatch, arrivals, name):
+    """Also where a block's teams wait unequally often, which racecheck misreads (tests/gpu/sanitize.py)."""
     monkeypatch.setattr(mma_block, "launch_op", racing_host_ops.launch)
     cut = BY_NAME[name]
     k = cut.unit_k * (cut.teams * cut.stages + 1)
     weight, x = make_weight(cut.bits, 80, k, 64), activations(5, k)
-    assert error(run(cut, blocks, x, weight), x, weight) < 6e-4
+    assert error(run(cut, 2 if cut.teams > 1 else 3, x, weight), x, weight) < 6e-4
 
 
 @pytest.mark.parametrize("m", [9, 130])

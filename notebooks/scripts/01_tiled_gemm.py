@@ -255,7 +255,7 @@ for name, card in cards.items():
     print(predictions[name].to_string(index=False, float_format="{:.1f}".format), "\n")
 
 # %% [markdown]
-# The first table can be held against the article at once. If the three quotients explain its measurements, they are worth
+# The first table can be held against the article at once. If these quotients explain its measurements, they are worth
 # something on the next card.
 
 # %%

@@ -48,7 +48,7 @@ print(article[["batch", "n", "k", "per_row_ms", "batch_tile_ms", "speedup"]].to_
 # ## What the article's own numbers say
 #
 # Before anything is measured: its weight is 4.5 MB with the scales, and its card reads 192 GB/s, so one reading takes some
-# 24 microseconds. If reading were what a kernel waits for, the batch tile would take the same time for 2 rows as for 8.
+# 23 microseconds. If reading were what a kernel waits for, the batch tile would take the same time for 2 rows as for 8.
 
 # %%
 weight_bytes = article["n"] * article["k"] * (3 / 8 + 2 / group)
@@ -82,7 +82,7 @@ print(f"twice the batch takes the batch tile {doubling[0]:.2f} and {doubling[1]:
 # | lanes that share a row of K | 32 | 128 | 32 |
 # | sums over the lanes at the end, 5 shuffles and 5 additions each | R | 8 R, whatever the batch | R for each batch row |
 #
-# The first two rows are what a tile shares between batch rows. The last is what it multiplies: with 128 lanes on a row of
+# Decoding and loading are what a tile shares between batch rows. The last is what it multiplies: with 128 lanes on a row of
 # K = 2048 there are two loop bodies to a lane, and then 32 sums to add up. The table leaves out addresses and loop control.
 
 # %%
@@ -157,7 +157,7 @@ for kernel in KERNELS:
     )
 
 # %% [markdown]
-# The two predictions part ways. By work, the batch tile saves a third to a half at batch 8, and *loses* at batch 1 where K is
+# The two predictions part ways. By work, the batch tile saves about half at batch 8, and *loses* at batch 1 where K is
 # short, as its end costs the same for one row as for eight. By occupancy it holds half as many warps as the others, on either
 # card. Which of the two decides, only a measurement tells.
 #
@@ -202,7 +202,7 @@ print(style.save(fig, project.figures(), "02_batch", shown))
 #
 # Speed of each tile relative to grid.y: above 1 the tile is faster. `by_work` is the ratio of the instruction counts predicted
 # above; `of_work` is the measured ratio over it. Below 1, the tile got less out of its instructions than grid.y: that is where
-# occupancy and latency are.
+# occupancy and latency are, and not only occupancy by registers, of which the warp tile has as much as grid.y.
 
 # %%
 speed = timed.pivot(index=["method", "n", "k", "batch"], columns="kernel", values="us")
@@ -232,7 +232,7 @@ print(same[["batch", "batch_tile", "warp_tile", "article"]].to_string(index=Fals
 #
 # How a kernel's time grows with the batch separates what it pays once from what it pays for each row. A straight line through
 # batch 1 to 8 has the cost of a row as its slope; what is left at zero rows does not depend on them: reading and decoding for
-# a tile, next to nothing for grid.y, and launching for all.
+# a tile, launching for all, and whatever a first row waits for that further ones do not.
 
 # %%
 fits = []
@@ -247,8 +247,9 @@ print(fits.to_string(index=False, float_format="{:.2f}".format))
 # %% [markdown]
 # If the tile's row costs less than grid.y's, its saved decoding outweighs its missing warps, and the article's explanation is
 # not the whole of it: the article's tile doubled its time with the batch, so its row cost more than a row of grid.y, whatever
-# it read. If it costs more, occupancy has eaten what the counts promise. The warp tile decides between the idea and its
-# execution: it shares the reads as the batch tile does, and keeps the registers and the warps of grid.y.
+# it read. If it costs more, occupancy has eaten what the counts promise. The warp tile was to tell the idea from its execution:
+# it shares the reads as the batch tile does, and keeps the registers and the warps of grid.y. But it has a block where grid.y
+# has several, and where N is small they do not fill a card such as an H200.
 #
 # ## Conclusion
 #

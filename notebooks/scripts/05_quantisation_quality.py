@@ -189,7 +189,7 @@ for bits in record.params["bits"]:
 # ## Cause: which parts mind
 #
 # Each unit of the model (q, k and v are one product, and so are gate and up) is put into W3 *alone*, by GPTQ, and everything
-# else stays unquantised. KL over the first 1,024 tokens says what this one unit costs. Units differ in size, so the second map
+# else stays unquantised. KL over the first 512 tokens says what this one unit costs. Units differ in size, so the second map
 # shows KL for each MB that W3 saves against W4: what a byte buys back.
 
 # %%

@@ -15,8 +15,8 @@
 # the result stand beside theirs?
 #
 # Two records answer: `kernel_ladder`, every kernel that this project has on a few products, and `kernel_peers`, the one that
-# dispatch chooses, on all of them, with cuBLAS and other people's kernels in the same run. All times are medians with nothing
-# in the L2, of results that were checked against float32 first. A third, `decode_step`, tells what becomes of it in a whole
+# dispatch chooses, on all of them, with cuBLAS and torch's tinygemm in the same run. All times are medians with nothing in the
+# L2, of results that were checked against float32 first. A third, `decode_step`, tells what becomes of it in a whole
 # model: in steps of a few rows, whose products have to wait for one another.
 
 # %% tags=["parameters"]
@@ -69,8 +69,9 @@ card_slug = next((each.provenance["device_slug"] for each in records.values() if
 #
 # A product of M rows with N x K weights costs 2 M N K FLOPs, and every weight has to be read once. So FLOPs a byte grow with M,
 # and the fewer bits a weight has, the sooner they do. The *ridge* is the M from which on arithmetic takes longer than memory.
-# Below it few bits win by their bytes. Above it they can win nothing: cuBLAS in fp16 has the same FLOPs to do, and nothing to
-# decode. `mma.sync`, which all cards since Ampere have, does not reach what Hopper's own one does, and has its own ridge.
+# Below it few bits win by their bytes. From there to the ridge of fp16 they win less and less, and beyond it nothing: cuBLAS in
+# fp16 has the same FLOPs to do, and nothing to decode. `mma.sync`, which all cards since Ampere have, does not reach what
+# Hopper's own one does, and has its own ridge.
 
 # %%
 if ladder is not None:
@@ -246,10 +247,11 @@ if ladder is not None:
 # %% [markdown]
 # ## A whole step
 #
-# One row goes as fast as memory allows, a product at a time. A step is many of them. A layer is five launches: norm and qkv,
-# attention, o, norm with gate and up, down. Each begins when the one before it has ended: its blocks come, ask for their first
-# bytes and wait for them, and at its end the last of them has nothing more to read. Meanwhile memory idles. With some megabytes
-# to a launch that is as long as the reading itself, and there are 36 layers of it. So a step of one row is a matter of latency.
+# One row, a product at a time, gets up to three quarters of the bandwidth, the larger the more. A step is many of them. A layer
+# is five launches: norm and qkv, attention, o, norm with gate and up, down. Each begins when the one before it has ended: its
+# blocks come, ask for their first bytes and wait for them, and at its end the last of them has nothing more to read. Meanwhile
+# memory idles. With some megabytes to a launch that is longer than the reading itself, and there are 36 layers of it. So a step
+# of one row is a matter of latency.
 #
 # The *chain* (`deepinfer_lab/kernels/decode_chain.py`) is one launch for all layers, with a block on each multiprocessor that
 # has its share of every product.
@@ -265,7 +267,7 @@ if ladder is not None:
 # Where it should stop paying:
 #
 # - *Rows.* Each block makes all norms and reads all activations for itself, once a row, and keeps them in shared memory, which
-#   the ring loses. A trial with two rows took 1,207 us a step on an H200, and 1,187 in launches. So chains are made for one.
+#   the ring loses. A trial with two rows was no faster than launches. So chains are made for one.
 # - *Context.* Attention has a block for each of at most eight parts of a sequence's positions and each KV head, and the others
 #   look on; launches have as many as they like. Beyond the last column below there is no chain.
 # - *K.* 2,048 are sixteen units of 128, one for each of sixteen warps: every one that a warp meets is another output tile's.
@@ -396,8 +398,8 @@ if decode is not None:
 # %% [markdown]
 # Where the prediction fails on the H200, it fails to one side: a phase's waiting is no constant of the card. It grows with the
 # context, in a chain as in launches, though keys and values of some hundred positions are next to nothing beside the weights;
-# it is longer with rows of 3,584 than with 2,048, and with eight rows than with one. The chain saves about as much of a layer
-# in every context, which is some sixth of a step of 3B and a twelfth of one of 7B.
+# it is longer with rows of 3,584 than with 2,048, and with eight rows than with one. The chain saves five to six microseconds
+# of a layer of 3B, a sixth of a step, and four to five of one of 7B, a twelfth.
 #
 # ## Beside other people's kernels
 #
@@ -482,7 +484,7 @@ if peers is not None:
 # **A ring in shared memory for a few rows.** One row is as fast as there are bytes on their way, and registers limit those. So
 # weights went through a ring of `cp.async` copies, four or five units ahead of each warp, with the activations beside them in
 # shared memory. It gained nothing with one row, and lost with eight: the ring takes room from warps that hide latency as well,
-# and what is read only once passes through shared memory for nothing.
+# and what is read only once passes through shared memory for nothing. Both times are those of that day's kernels.
 
 # %%
 tried = published.table("ring", "tried_h200.json")

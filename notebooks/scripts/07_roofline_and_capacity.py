@@ -130,9 +130,9 @@ claim("decode is below the ridge with 64 clients, a chunk of 512 above it",
 # %% [markdown]
 # ## Where measurements lie
 #
-# *TPOT*: as many tokens as there are clients, in the median TPOT of a closed loop; chunks of other requests lie in it. *TTFT*:
-# one client's prompt of 512. *Product*: one layer's alone, cold, by the kernel that the dispatch table has for so many rows.
-# Numbers beside points are clients or rows.
+# *TPOT*: as many tokens as requests in a mean decode step of a closed loop, in its median TPOT; others' chunks lie in it.
+# *TTFT*: one client's prompt of 512. *Product*: one layer's alone, cold, by the kernel that the dispatch table has for so many
+# rows. Numbers beside points are clients or rows.
 
 # %%
 sweep = records["overlap_sweep"].frame()
@@ -154,7 +154,8 @@ def point(series, name, cost, seconds):
 
 for model, policy in (("3B W4", "serial"), ("3B W4", "priority"), ("7B mixed", "priority")):
     for clients, row in modern.loc[model, policy].iterrows():
-        spans = decode(clients, row["prompt_tokens"] + row["new_tokens"] // 2)
+        at_once = round(row["requests"] * (row["new_tokens"] - 1) / row["decode_steps"])
+        spans = decode(at_once, row["prompt_tokens"] + row["new_tokens"] // 2)
         point(f"TPOT, {model}, {policy}", clients, total(costs_of(model, spans)), row["tpot_ms"] / 1e3)
 for model in MODELS:
     row = modern.loc[model, "priority", 1]
@@ -236,8 +237,9 @@ claim("with graphs and work in flight, kernels lose more than launches", ahead["
 # %% [markdown]
 # So bandwidth is not what decode waits for, here or on the article's card. Launches come first. Once they are gone it is the
 # step itself: each product needs what the one before it made, and memory has nothing to do meanwhile (notebook 06). A large
-# product alone comes nearer to the roof than a step does. That TPOT grows with clients more than the floor does is
-# not for the products, where 8 rows take no longer than one: others' chunks lie in it, and attention.
+# product alone comes nearer to the roof than a step does. That TPOT grows with clients more than the floor does is not for the
+# products, where 8 rows take no longer than one: others' chunks lie in it, attention, and launches, as all layers are one
+# launch for a single row alone.
 #
 # ## A TTFT in its parts
 #
@@ -341,9 +343,11 @@ print(style.save(fig, project.figures(), "07_in_system", pd.concat(tables)))
 
 # %% [markdown]
 # A flat line is a closed loop: its clients set N, and it hides what a higher rate would do. Arrivals at random set N
-# themselves, and it may be below that of a closed loop as fast: TTFT follows N, not the kind of loop. For the first policy
-# on the CPU, bursts at half of its capacity make requests wait longer than unconnected arrivals at nine tenths, and
-# above capacity N rises until arrivals end. The prediction holds for these two, and not for random arrivals below capacity.
+# themselves. With `serial`, N and TTFT are then below those of a closed loop about as fast on the H200, and above them on the
+# CPU. Bursts at half of its capacity make requests wait longer than unconnected arrivals at nine tenths on both, though fewer
+# are in the system in the mean: they come together. Above capacity N rises until arrivals end on the H200; on the CPU it goes
+# up and down, where the rate is hardly above what is served. So bursts are as predicted on both, arrivals at random on the CPU
+# alone, and the growth of N on the H200 alone.
 #
 # ## Goodput
 #
@@ -405,7 +409,8 @@ print(f"the article's card reads that in {reading * 1e3:.1f} ms: at most {1 / re
 
 # %% [markdown]
 # The article says that its mixed 7B runs in 4 GB and not steadily, and does not say where its two tables lie: not there in
-# fp16, whatever else is left out. A display and CUDA's own context come on top. Held to a hard cap on torch's memory:
+# fp16, whatever else is left out. A display and CUDA's own context come on top. Held to a hard cap on torch's memory, of which
+# the engine leaves 256 MiB for what a step needs:
 
 # %%
 for where, record in capacity.items():

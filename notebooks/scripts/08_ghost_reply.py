@@ -228,8 +228,9 @@ print(f"a step takes {step_ms:g} ms; ms at the end of a way: the switch interval
 print(table.to_string(index=False, float_format="{:.3f}".format))
 
 # %% [markdown]
-# The scheduler that spins is the worst case. One that prepares tensors lets go of the lock by itself, inside calls to torch.
-# A callback then comes as soon as the next such call, which is often, and which nobody has promised.
+# The scheduler that spins costs most in the mean. One that prepares tensors lets go of the lock by itself, inside calls to
+# torch, and mostly a callback comes with the next such call. But nobody has promised when: the latest were late by several
+# switch intervals.
 #
 # **What this cannot show.** The cost of the driver's own thread, and that of CUDA's rule that a host function must not call
 # CUDA, which makes a callback useless for launching the next step. How much of a real schedule an extra 5 ms can hide behind

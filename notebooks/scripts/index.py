@@ -156,9 +156,7 @@ alone = records["overlap_sweep"].frame().query("protocol == 'modern' and concurr
 step_ms = median(alone["itl_ms"].iloc[0])
 sizes = {bits: footprint(SHAPES["qwen2.5-7b"], PLANS[bits], group=128).weights for bits in ("mixed", "mixed-all")}
 shares = {bits: f"{size / 2**30:.2f} GiB" for bits, size in sizes.items()}
-print(
-    f"One client of the 3B model waits {step_ms:.2f} ms for a token; the notebook says how little of that is memory's."
-)
+print(f"One client of the 3B model waits {step_ms:.2f} ms for a token; the notebook says how much of that is memory's.")
 print(
     f"The 7B model in 3 and 4 bits takes {shares['mixed']}; with embedding and head in 4 bits, {shares['mixed-all']}."
 )

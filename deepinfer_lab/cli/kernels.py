@@ -30,6 +30,10 @@ def kernels(archs: tuple[str, ...], warm: bool, explain: str | None, dispatch: s
     from deepinfer_lab.kernels.compiler import ARCHS
     from deepinfer_lab.kernels.ops_catalogue import COMPILED
 
+    if explain is not None and (archs or warm):
+        raise click.UsageError(f"{'--arch' if archs else '--warm'} does nothing with --explain")
+    if explain is None and dispatch is not None:
+        raise click.UsageError("--dispatch does nothing without --explain")
     if explain is not None:
         try:
             bits, m, n, k = (int(part) for part in explain.split(","))

@@ -42,7 +42,7 @@ def _names(_ctx: click.Context, param: click.Parameter, value: str) -> list[str]
 @click.option("--device", help="cpu, cuda or cuda:N. [default: the GPU if there is one]")
 @click.option("--tokens", default=4096, show_default=True, help="How much text to predict.")
 @click.option("--beginning", default=BEGINNING, show_default=True, help="The text to go on from, greedily.")
-@click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write all results here.")
+@options.json_file
 def quality(
     model: str,
     bits: list[str],

@@ -100,7 +100,6 @@ class CudaLane:
         self._clock, self._last = clock, last
         self._beside = beside
         self._end: DeviceMark | None = None  # of the newest launch
-        self._launches = 0
 
     def launch(self, work: Work, *, shared: bool = False) -> Ticket:
         """Enqueue a forward pass, the choice of the likeliest tokens, and their way to the host."""
@@ -115,10 +114,9 @@ class CudaLane:
             else:
                 graph = track.graphs.for_work(work, alone=self._has_device(shared))
                 started, logits, best, kept = self._captured(graph, work)
-        self._launches += 1
         self._end = self.mark()
         rows = len(work.sequences)
-        return Ticket(self._launches, self.name, started, self._end, work, logits[:rows], best[:, :rows], kept)
+        return Ticket(self.name, started, self._end, work, logits[:rows], best[:, :rows], kept)
 
     @property
     def idle(self) -> bool:

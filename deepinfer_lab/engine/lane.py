@@ -43,7 +43,7 @@ class Ticket:
     """What came of a launch. Holds every tensor that the device may still read.
 
     Attributes:
-        seq: launches of this lane so far. lane: its name.
+        lane: its name.
         started, finished: before the first kernel, and after the last.
         work: what was launched.
         logits: [L, vocab], as the model makes them, in the order of the work's sequences; valid once `finished` has passed.
@@ -51,7 +51,6 @@ class Ticket:
         inputs: tensors that must live until `finished` has passed.
     """
 
-    seq: int
     lane: str
     started: Mark
     finished: Mark
@@ -92,13 +91,11 @@ class HostLane:
     def __init__(self, name: str, model: Decoder, kv: KVPool) -> None:
         self.name = name
         self._model, self._kv = model, kv
-        self._launches = 0
 
     def launch(self, work: Work, *, shared: bool = False) -> Ticket:
         started = HostMark(time.perf_counter())
         logits = self._model.forward(work.step(self._kv.block_size, self._model.device), self._kv)
-        self._launches += 1
-        return Ticket(self._launches, self.name, started, self.mark(), work, logits)
+        return Ticket(self.name, started, self.mark(), work, logits)
 
     def mark(self) -> Mark:
         return HostMark(time.perf_counter())

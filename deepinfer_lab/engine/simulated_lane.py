@@ -40,7 +40,7 @@ class SimulatedLane:
         best = torch.full((2, len(logits)), torch.nan, dtype=torch.float64)
         self._launched += 1
         mark = LateMark(self, self._launched)
-        ticket = Ticket(self._launched, self.name, HostMark(time.perf_counter()), mark, work, logits, best, step)
+        ticket = Ticket(self.name, HostMark(time.perf_counter()), mark, work, logits, best, step)
         self._queue.append((step, ticket))
         return ticket
 

@@ -12,7 +12,7 @@ from deepinfer_lab.kernels import resources
 from deepinfer_lab.kernels.maps import THREADS
 
 HALF = 2  # bytes
-TENSOR_CORES = "cublas"  # part of the names of kernels that use them, and so have a roof of their own
+TENSOR_CORES = "cublas|mma_|wide"  # part of the names of kernels that use them, and so have a roof of their own
 
 
 def tile_limits(bm: int, bn: int, bk: int, card: str) -> pd.DataFrame:

@@ -1,5 +1,6 @@
-"""Every CUDA kernel of a linear layer and the shape of its launch, and the products that a kernel and cuBLAS share. The
-launchers, the compiler, the resource report and the tests all read these tables, so a kernel is described once.
+"""The CUDA kernels on weights as they are stored and the shapes of their launches, and the products that a linear layer can
+take, by such a kernel, one on weights in tiles (`ops_catalogue`), or a kernel and cuBLAS. The launchers, the compiler, the
+resource report and the tests all read these tables, so a kernel is described once.
 
 All of `KERNELS` have one signature: (x, packed, scales, bias or null, out, m, n, k, group). Where K is split, `out` is the
 float32 partial sums [splits, m, n], and the bias is left to the launch that adds them.
@@ -116,7 +117,7 @@ class MmaProduct:
     """A product on tensor cores whose kernel, one of several in `ops_catalogue`, its launcher chooses by M and the card.
 
     Attributes:
-        name: of the launcher. bits: 3 or 4. summary: what it does, in a few words. block_n: outputs of a block.
+        name: of the launcher. bits: 3 or 4. summary: what it does, in a few words.
         max_m: the largest M: rows of a last block reach past it, by less than 256.
         capability: the only compute capability whose devices can run it; None: all that can run the others.
     """
@@ -124,7 +125,6 @@ class MmaProduct:
     name: str
     bits: int
     summary: str
-    block_n: int = 16
     max_m: int = 2**31 - 1 - 256
     capability: tuple[int, int] | None = None
 

@@ -17,7 +17,7 @@ WARPS, HEAD_DIM, MOST_RATIO, MOST_PARTS, MOST_SPLITS, STATS = 16, 128, 8, 2, 8, 
 CHAIN_BYTES, SHARE_BYTES, LAYER_BYTES = 13 * 8 + 16 * 4, 4 * 40, 13 * 8
 POSITION_BYTES = 2 * WARPS * 8 * 4 + HEAD_DIM * 2
 ATTENTION_BYTES = 10 * 160 * 2 + 8 * 32 * 16 + 16 * 8 * 8 * 2 + 2 * 16 * 8 * 4
-PRODUCTS, PHASES, STAMPS = 4, 5, 4
+PRODUCTS, PHASES = 4, 5
 QKV, OUT, GATE_UP, DOWN = range(PRODUCTS)
 FEWEST_SLOTS = 5  # of the ring: with fewer, memory would wait
 MOST_POSITIONS = 2 * WARPS * 8  # of a split: two rounds
@@ -85,11 +85,11 @@ def obstacle(shape: ChainShape, blocks: int, shared: int) -> str | None:
             return f"{name} = {getattr(shape, name)}, must be a multiple of {UNIT_K}"
     used = _blocks(shape, blocks)
     if not _splits(shape, used):
-        return f"{used} blocks for {shape.kv_heads} KV heads, must be as many"
+        return f"{used} blocks for {shape.kv_heads} KV heads, must be at least as many"
     depth = _depth(shape, used, shared)
-    return (
-        None if depth >= FEWEST_SLOTS else f"{shared} bytes of shared memory hold {depth} slots, must be {FEWEST_SLOTS}"
-    )
+    if depth >= FEWEST_SLOTS:
+        return None
+    return f"{shared} bytes of shared memory hold {depth} slots, must be at least {FEWEST_SLOTS}"
 
 
 @functools.lru_cache

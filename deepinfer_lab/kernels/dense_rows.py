@@ -8,7 +8,7 @@ from deepinfer_lab.errors import MissingDependency
 from deepinfer_lab.kernels.compiler import load_nvrtc
 from deepinfer_lab.kernels.loader import RESERVED_SHARED, launch_op, max_shared, multiprocessors
 from deepinfer_lab.kernels.ops_catalogue import MIN_CAPABILITY, OPS
-from deepinfer_lab.kernels.ops_check import expect, require
+from deepinfer_lab.kernels.ops_check import dense, expect, refuse_gradient, require
 
 MAX_ROWS = 4
 VECTOR = 8  # values of one 16-byte access
@@ -40,12 +40,8 @@ def dense_rows(
     require(1 <= m <= MAX_ROWS, f"{name}: M = {m}, must be 1 to {MAX_ROWS}")
     require(1 <= n <= MAX_N, f"{name}: N = {n}, must be 1 to {MAX_N}")
     require(k > 0 and k % VECTOR == 0, f"{name}: K = {k}, must be a positive multiple of {VECTOR}")
-    require(
-        not (torch.is_grad_enabled() and x.requires_grad),
-        f"{name}: x requires a gradient and this kernel has no backward pass; call it under torch.inference_mode()",
-    )
-    x = x.contiguous()
-    x = x.clone() if x.data_ptr() % 16 else x
+    refuse_gradient(name, x)
+    x = dense(x)
     out = x.new_empty(m, n) if out is None else out
     expect(name, "x", x, torch.float16, (m, k), x.device, aligned=True)
     expect(name, "weight", weight, torch.float16, (n, k), x.device, aligned=True)

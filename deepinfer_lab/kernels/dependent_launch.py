@@ -1,9 +1,9 @@
 """Launches that CuPy cannot ask for: programmatic dependent launch, cooperative launch, and clusters of blocks.
 
 Programmatic dependent launch: a kernel's blocks take their places while those of the kernel before it still run. A stream
-otherwise starts a kernel when the one before it is done and has written everything back, about a microsecond during
-which the device does nothing; a decode step is some 400 small kernels. CUDA Programming Guide, "Programmatic Dependent Launch
-and Synchronization".
+otherwise starts a kernel when the one before it is done and has written everything back, about a microsecond during which the
+device does nothing; a decode step is some two hundred small kernels. CUDA Programming Guide, "Programmatic Dependent Launch and
+Synchronization".
 
 Cooperative launch: all blocks are resident at once, so that they may wait for one another.
 

@@ -45,7 +45,7 @@ ARTICLE = (
 )
 
 # For cards with tensor cores (sm_80 and later) that have not been tuned: rows share one read of the weights, up to where cuBLAS
-# gains more than it costs to make a weight dense. On an H200 that is at some 128.
+# gains more than it costs to make a weight dense. On an H200 that is between 64 and 128.
 TENSOR_CORES = tuple(
     Row(bits, first, last, f"w{bits}_{kind}")
     for bits in (4, 3)

@@ -68,11 +68,6 @@ def output_map() -> CellMap:
     return CellMap(thread // 16 * 2 + i // 4, thread % 16 * 4 + i % 4)
 
 
-def bank(halves: np.ndarray) -> np.ndarray:
-    """Shared-memory bank of a 16-bit element, by its offset in elements."""
-    return halves // WORD_HALVES % BANKS
-
-
 def conflict_ways(halves: np.ndarray) -> np.ndarray:
     """How many turns each access takes: the largest number of different words that one bank must deliver.
 

@@ -1,5 +1,5 @@
-"""The CUDA kernels that are no whole linear layer: attention over the paged cache, element-wise work, dequantising. Each has
-its own arguments. Like `catalogue.KERNELS`, one `extern "C"` kernel to a source of the same name.
+"""All other CUDA kernels: on weights in tiles, attention over the paged cache, element-wise work, dequantising, a whole decode
+step. Each has its own arguments. Like `catalogue.KERNELS`, one `extern "C"` kernel to a source of the same name.
 """
 
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""What the kernels of `ops_catalogue` can take: an argument outside the limits is an error, never a wrong number."""
+"""What kernels can take: an argument outside the limits is an error, never a wrong number."""
 
 import torch
 
@@ -8,6 +8,26 @@ from deepinfer_lab.errors import KernelError
 def require(condition: bool, message: str) -> None:
     if not condition:
         raise KernelError(message)
+
+
+def fits(op: str, name: str, tensor: torch.Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    """The tensor must have this dtype and shape, and be contiguous: to copy weights on every call would hide a cost."""
+    require(tensor.dtype == dtype, f"{op}: {name} has dtype {tensor.dtype}, must be {dtype}")
+    require(tuple(tensor.shape) == shape, f"{op}: {name} has shape {tuple(tensor.shape)}, must be {shape}")
+    require(tensor.is_contiguous(), f"{op}: {name} has strides {tensor.stride()}, must be contiguous")
+
+
+def refuse_gradient(op: str, x: torch.Tensor) -> None:
+    require(
+        not (torch.is_grad_enabled() and x.requires_grad),
+        f"{op}: x requires a gradient and this kernel has no backward pass; call it under torch.inference_mode()",
+    )
+
+
+def dense(x: torch.Tensor) -> torch.Tensor:
+    """Activations, which are small, contiguous and on a 16-byte boundary: copied where they are not."""
+    x = x.contiguous()
+    return x.clone() if x.data_ptr() % 16 else x
 
 
 def expect(
@@ -20,10 +40,8 @@ def expect(
     *,
     aligned: bool = False,
 ) -> None:
-    """The tensor must have this dtype and shape, lie contiguously on this device and, if `aligned`, on a 16-byte boundary."""
-    require(tensor.dtype == dtype, f"{op}: {name} has dtype {tensor.dtype}, must be {dtype}")
-    require(tuple(tensor.shape) == shape, f"{op}: {name} has shape {tuple(tensor.shape)}, must be {shape}")
-    require(tensor.is_contiguous(), f"{op}: {name} has strides {tensor.stride()}, must be contiguous")
+    """`fits`, and the tensor must lie on this device and, if `aligned`, on a 16-byte boundary."""
+    fits(op, name, tensor, dtype, shape)
     address = tensor.data_ptr()
     require(not aligned or address % 16 == 0, f"{op}: {name} starts at address {address:#x}, must be 16-byte aligned")
     require(tensor.is_cuda, f"{op}: {name} is on {tensor.device}, must be on a CUDA device")

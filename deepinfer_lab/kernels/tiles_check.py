@@ -3,7 +3,7 @@
 import torch
 
 from deepinfer_lab.kernels.catalogue import GROUPS, TILED
-from deepinfer_lab.kernels.ops_check import expect, require
+from deepinfer_lab.kernels.ops_check import dense, expect, refuse_gradient, require
 
 UNIT_N, UNIT_K = 16, 128  # outputs and k of a unit of tiles
 
@@ -58,14 +58,10 @@ def checked(
     require(group in GROUPS, f"{name}: group = {group}, must be one of {', '.join(map(str, GROUPS))}")
     require(k > 0 and k % group == 0, f"{name}: K = {k}, must be a positive multiple of group = {group}")
     require(k <= max_k, f"{name}: K = {k}, must be at most {max_k}")
-    require(
-        not (torch.is_grad_enabled() and x.requires_grad),
-        f"{name}: x requires a gradient and this kernel has no backward pass; call it under torch.inference_mode()",
-    )
+    refuse_gradient(name, x)
     count, units = -(-n // UNIT_N), -(-k // UNIT_K)
     expect(name, "tiles", tiles, torch.uint8, (count, units, unit_bytes(bits)), x.device, aligned=True)
     expect(name, "scales", scales, torch.float16, (count, units * UNIT_K // group, 8, 2), x.device, aligned=True)
     if bias is not None:
         expect(name, "bias", bias, torch.float16, (n,), x.device)
-    x = x.contiguous()
-    return x.clone() if x.data_ptr() % 16 else x
+    return dense(x)

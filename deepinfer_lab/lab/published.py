@@ -1,5 +1,5 @@
-"""What measured values stand beside: the numbers that the DeepInfer-SM86 article, part 7, prints, and this project's own
-measurements of other people's kernels."""
+"""What measured values stand beside: the numbers that the DeepInfer-SM86 article, part 7, prints, data sheets, and this
+project's own measurements of other people's kernels and of what it tried and dropped."""
 
 import json
 from collections.abc import Mapping

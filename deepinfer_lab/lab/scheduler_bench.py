@@ -63,7 +63,7 @@ class _NoLane:
         logits = self._logits[: len(work.sequences)]
         work.step(BLOCK_SIZE, CPU)
         now = HostMark(time.perf_counter())
-        return Ticket(0, self.name, now, now, work, logits)
+        return Ticket(self.name, now, now, work, logits)
 
 
 def measure(running: Sequence[int], cycles: int = 200) -> Iterator[Overhead]:

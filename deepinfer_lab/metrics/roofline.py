@@ -54,10 +54,6 @@ class Machine:
         """FLOPs a byte above which arithmetic is the limit."""
         return self.flops_per_s / self.bytes_per_s
 
-    def roof(self, intensity: float) -> float:
-        """The most FLOPs per second."""
-        return min(self.flops_per_s, intensity * self.bytes_per_s)
-
     def seconds(self, cost: Cost) -> float:
         """The least time."""
         return max(cost.flops / self.flops_per_s, cost.bytes / self.bytes_per_s)

@@ -22,9 +22,7 @@
 # | `prefill_decode_stream_overlap_steps` | both were launched, on two streams | that the GPU ran them at the same time |
 # | `physical_overlap_ms` | a prefill and a decode kernel ran together, so long | that anything finished sooner |
 #
-# Whether anything finished sooner is a fourth thing, and is measured as such. In an earlier record of this card (commit
-# 17e45f1) a decode step took three times as long, and a chunk a fifth longer. Faster decode turned some findings around; the
-# text says which.
+# Whether anything finished sooner is a fourth thing, and is measured as such.
 
 # %% tags=["parameters"]
 mode: str = "auto"  # replay: read a record from data/; measure: run now; auto: measure if this machine has a GPU
@@ -90,8 +88,8 @@ assert controls.at[2, "share"] > 0.9, "two half-device kernels on two streams ra
 # left out, so these are lower bounds.
 
 # %%
-DATA_SHEET = {"nvidia-h200": (4.8e12, 989e12)}  # NVIDIA's: bytes/s, dense fp16 FLOP/s; of other cards no roofline: nan
-bandwidth, peak = DATA_SHEET.get(proof.provenance["device_slug"], (np.nan, np.nan))
+sheet = published.data_sheets().get(proof.provenance["device_slug"], {})  # of cards without one no roofline: nan
+bandwidth, peak = (sheet.get(key, np.nan) for key in ("bytes_per_s", "flops_per_s"))
 params = proof.params
 shape, document, readers = SHAPES[params["model"].split(":")[1]], params["document_tokens"], params["readers"]
 linear = 2 * shape.q_size + 2 * shape.kv_size + 3 * shape.intermediate_size
@@ -258,9 +256,8 @@ claim("half more than serial with the smallest model, a fifth less with the larg
 # all who read. Shared lanes give readers shorter gaps, and no more than that.
 #
 # `priority` takes this furthest. While anybody reads, step follows step, and prefill gets what they leave: enough beside a
-# small model, too little beside a large one. Longer steps left more: in the earlier record, priority cost a load next to
-# nothing. Why is not measured. One suspect: within a step, a kernel's blocks take their places before the kernel in front is
-# done (programmatic dependent launch), and few come free in between.
+# small model, too little beside a large one. Why is not measured. One suspect: within a step, a kernel's blocks take
+# their places before the kernel in front is done (programmatic dependent launch), and few come free in between.
 #
 # ## Cause
 #
@@ -325,8 +322,8 @@ claim("then priority shortens gaps, and lengthens the document's wait by more", 
 
 # %% [markdown]
 # Graphs come first, by far. Without them decode is bound by the CPU that launches it, with no document in sight as well, and
-# the other two are noise. With graphs the join is next, and buys more than it did with slower decode: the shorter a step, the
-# more of a cycle is waiting. Priority comes last, and moves waiting from the readers to the document.
+# the other two are noise. With graphs the join is next: the shorter a step, the more of a cycle is waiting. Priority comes
+# last, and moves waiting from the readers to the document.
 #
 # ### Time in which the GPU ran nothing
 #

@@ -304,7 +304,7 @@ if ladder is not None:
 # context, and with eight rows as with one, then a step is all its phases' waiting, and one reading of weights, head, K and V.
 
 # %%
-PHASES = 5
+PHASES = chain_plan.PHASES
 FLOOR_US, LAYER_US = 9.1, {"launches": 26.2, "chain": 21.0}  # of one layer: its weights read, and what it took
 WAIT_US = {way: (us - FLOOR_US) / PHASES for way, us in LAYER_US.items()}
 CONTEXTS = (128, 512, 1024, 2000)  # the new token among them

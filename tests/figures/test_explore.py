@@ -22,6 +22,10 @@ MEASURED = pd.DataFrame(
         {"bits": 4, "m": 512, "n": 64, "k": 128, "kernel": "w4_tiled_gemm", "us": 4.0},
         {"bits": 4, "m": 1, "n": 64, "k": 128, "kernel": "dequant_cublas", "us": 1.0},
         {"bits": 4, "m": 1, "n": 64, "k": 128, "kernel": "w4_dequantise_cublas", "us": 1.0},
+        *(
+            {"bits": 4, "m": 512, "n": 64, "k": 128, "kernel": f"w4_{kind}", "us": 1.0}
+            for kind in ("mma_small", "mma_block", "wide")
+        ),
         {"bits": 4, "m": 1, "n": 64, "k": 256, "kernel": "w4_gemv", "us": 3.0},
         {"bits": 3, "m": 1, "n": 64, "k": 128, "kernel": "w3_gemv", "us": 5.0},
         {"bits": 16, "m": 1, "n": 64, "k": 128, "kernel": "cublas_fp16", "us": 1.0},

@@ -77,7 +77,6 @@ def test_batch_shares_weights_but_not_the_cache():
 def test_roof():
     machine = Machine(bytes_per_s=10.0, flops_per_s=100.0)
     assert machine.ridge == 10
-    assert (machine.roof(5), machine.roof(20)) == (50, 100)
     assert machine.seconds(Cost(flops=100, bytes=20)) == 2
     assert machine.seconds(Cost(flops=300, bytes=20)) == 3
     assert torch.tensor(Cost(6, 3).intensity) == 2

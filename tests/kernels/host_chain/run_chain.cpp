@@ -2,7 +2,7 @@
 // buffer has numbers of further buffers, from 1 on, where the kernel finds their addresses; 0 stays null.
 //
 // Request: 8 ints (kernel, blocks, threads, arguments among the buffers, buffers, numbers, bytes of shared memory, a seed of
-// the blocks' order or 0); buffers and numbers as there. Answer: all buffers but the second, as the kernel left them.
+// the blocks' order or 0); buffers and numbers as in requests.h. Answer: all buffers but the second, as the kernel left them.
 #include "decode_chain_w4_w4.cu"
 #include "decode_chain_w4_w3.cu"
 #include "decode_chain_w3_w3.cu"

@@ -44,7 +44,7 @@ def test_conda_environment_installs_the_project_and_nothing_else():
     assert environment["name"] == PROJECT["name"]
     assert {name_of(d) for d in conda} == {"python", "pip"}
     assert any(d.startswith(f"python{python}") for d in conda), f"environment.yml must ask for python{python}"
-    assert pip == ["--editable .[cuda12,explore,test]"]
+    assert pip == ["--constraint constraints/replay.txt", "--editable .[cuda12,explore,test]"]
     assert {"cuda12", "explore", "test"} <= EXTRAS.keys()
 
 

@@ -63,6 +63,8 @@ def compare(
     lines = ranked(pairs)
     _show_lines(lines if show_all else lines[:SHOWN])
     flagged = sum(line.flagged for line in lines)
+    if not lines:
+        click.echo("nothing to compare: no rows of A and B have the same settings")
     click.echo(f"\n{len(lines)} lines, {flagged} flagged (*): the interval leaves out 1 by more than {tolerance:.1%}")
     if not show_all and len(lines) > SHOWN:
         click.echo(f"the {SHOWN} farthest from 1 are shown; --all shows the rest")

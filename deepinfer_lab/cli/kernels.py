@@ -15,17 +15,17 @@ from deepinfer_lab.cli import options
     help="Only fill the cache, for this machine's GPU if there is one: serving then compiles nothing.",
 )
 @click.option("--explain", metavar="BITS,M,N,K", help="Say which kernel takes such a product on a GPU, and why.")
+@click.option(
+    "--group", default=128, show_default=True, help="With --explain: weights that share a scale: 32, 64 or 128."
+)
 @options.dispatch
-def kernels(archs: tuple[str, ...], warm: bool, explain: str | None, dispatch: str | None) -> None:
+def kernels(archs: tuple[str, ...], warm: bool, explain: str | None, group: int, dispatch: str | None) -> None:
     """Compile every CUDA kernel and show what it costs a multiprocessor. Needs no GPU.
 
     Registers are per thread, shared memory per block; occupancy is the share of a multiprocessor's warps that can be
     resident, and what limits it.
     """
-    import torch
-
     from deepinfer_lab.errors import SettingError
-    from deepinfer_lab.kernels import dispatch as tables
     from deepinfer_lab.kernels import resources
     from deepinfer_lab.kernels.compiler import ARCHS
     from deepinfer_lab.kernels.ops_catalogue import COMPILED
@@ -35,12 +35,7 @@ def kernels(archs: tuple[str, ...], warm: bool, explain: str | None, dispatch: s
     if explain is None and dispatch is not None:
         raise click.UsageError("--dispatch does nothing without --explain")
     if explain is not None:
-        try:
-            bits, m, n, k = (int(part) for part in explain.split(","))
-        except ValueError:
-            raise SettingError(f"--explain '{explain}': expected four whole numbers, such as 4,16,5632,2048") from None
-        table = tables.table_named(dispatch, torch.device("cuda" if torch.cuda.is_available() else "cpu"))
-        click.echo(tables.explain(bits, m, n, k, group=128, table=table))
+        click.echo(_explained(explain, group, dispatch))
         return
     unknown = [arch for arch in archs if arch not in ARCHS]
     if unknown:
@@ -74,3 +69,22 @@ def _warm(archs: tuple[str, ...]) -> None:
     pairs = [(name, arch) for arch in archs for name, kernel in COMPILED.items() if runs_on(kernel, arch)]
     compiler.compile_all(pairs)
     click.echo(f"{len({name for name, _ in pairs})} kernels for {', '.join(archs)} are in {compiler.cache_folder()}")
+
+
+def _explained(product: str, group: int, dispatch: str | None) -> str:
+    import torch
+
+    from deepinfer_lab.errors import SettingError
+    from deepinfer_lab.kernels import dispatch as tables
+    from deepinfer_lab.lab.kernel_dispatch import card_table
+
+    try:
+        bits, m, n, k = (int(part) for part in product.split(","))
+    except ValueError:
+        raise SettingError(f"--explain '{product}': expected four whole numbers, such as 4,16,5632,2048") from None
+    gpu = torch.cuda.is_available()
+    named = dispatch or (card_table() if gpu else None)
+    # Without a GPU as on one that has tensor cores and no table of its own.
+    table = tables.table_named(named, torch.device("cuda" if gpu else "cpu")) if gpu or named else tables.TENSOR_CORES
+    whose = named or "for cards without a table of their own"
+    return f"{tables.explain(bits, m, n, k, group=group, table=table)} Table: {whose}."

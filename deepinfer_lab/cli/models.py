@@ -58,6 +58,7 @@ def generate(
     """
     from deepinfer_lab.engine.engine import Engine
     from deepinfer_lab.engine.sampling import SamplingParams
+    from deepinfer_lab.errors import SettingError
 
     params = SamplingParams(
         max_tokens, temperature, top_k, top_p, seed, min_p=min_p, repetition_penalty=repetition_penalty, stop=stop
@@ -66,7 +67,11 @@ def generate(
         options.traced(trace) as listener,
         Engine.load(model, **weights, config=config, listener=listener) as engine,
     ):
-        has_template = engine.tokenizer is not None and engine.tokenizer.chat_template is not None
+        if engine.tokenizer is None:
+            raise SettingError(
+                f"model '{model}': has no tokenizer, so generate cannot read PROMPT; bench serve takes it"
+            )
+        has_template = engine.tokenizer.chat_template is not None
         if chat or (chat is None and has_template and prompt):
             prompt = engine.render_chat(prompt)
         for piece in engine.stream(prompt, params):
@@ -103,7 +108,8 @@ def quantise(
 ) -> None:
     """Quantise MODEL once and write it to FOLDER, which every --model option then takes.
 
-    MODEL is whatever the other commands' --model takes. An interrupted run goes on where it stopped when it is repeated.
+    MODEL is whatever the other commands' --model takes. An interrupted run goes on where it stopped when it is repeated. FOLDER
+    must be new or empty, or hold the same model in the same bits.
     """
     from deepinfer_lab.errors import SettingError
     from deepinfer_lab.model.calibration import calibration_from

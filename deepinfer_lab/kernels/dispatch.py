@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from deepinfer_lab.errors import KernelError
-from deepinfer_lab.kernels.catalogue import KERNELS, PRODUCTS, TILED, DequantiseProduct, Kernel, MmaProduct
+from deepinfer_lab.kernels.catalogue import GROUPS, KERNELS, PRODUCTS, TILED, DequantiseProduct, Kernel, MmaProduct
 from deepinfer_lab.kernels.ops_catalogue import MIN_CAPABILITY
 
 FALLBACK = "dequant_cublas"  # dequantise with torch, then F.linear: `quant/linear.py`
@@ -118,8 +118,11 @@ def explain(
     """The choice for x[m, k] @ weight[n, k].T in one sentence, with its reason.
 
     Raises:
-        KernelError: as `choose`.
+        KernelError: as `choose`, or a weight that no kernel takes.
     """
+    if n < 1 or k < 1 or group not in GROUPS or k % group:
+        groups = ", ".join(map(str, GROUPS))
+        raise KernelError(f"N = {n}, K = {k}, group {group}: N must be 1 or more, K a multiple of a group of {groups}")
     name = choose(bits, m, dtype=dtype, device_type=device_type, table=table, n=n, k=k)
     shape = f"W{bits}A16, M x N x K = {m} x {n} x {k}, group {group}: {name}"
     if device_type != "cuda":

@@ -122,7 +122,10 @@ def _figure_complaints(found: Evidence) -> Iterator[str]:
         if not path.is_file():
             yield f"prints the table of figures/{path.name}, which is missing"
         elif described(path) != line:
-            yield f"figures/{path.name} is not the picture of the table printed: {described(path) or 'no table in it'}"
+            yield (
+                f"figures/{path.name} is not the picture of the table printed, '{line}', but of "
+                f"'{described(path) or 'none'}'. A run redraws figures/: `deepinfer-lab run --mode replay` brings it back"
+            )
 
 
 def _mixed(files: Sequence[DataFile]) -> Iterator[str]:

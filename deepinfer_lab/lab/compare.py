@@ -91,7 +91,7 @@ def find(name: str) -> dict[str, Record]:
     candidates = [project.data() / name, Path(name), project.root() / name] if name else []
     path = next((path for path in candidates if path.exists()), None)
     if path is None:
-        known = ", ".join(sorted(p.name for p in project.data().iterdir() if p.is_dir())) or "none"
+        known = ", ".join(sorted({p.parent.name for p in project.data().glob("*/*.json") if is_record(p)})) or "none"
         raise RecordError(f"'{name}' is no device, folder or record; devices in {project.data()}: {known}")
     if path.is_file():
         record = load(path)

@@ -15,6 +15,7 @@ from markdown_it.token import Token
 from nbformat import NotebookNode
 
 from deepinfer_lab.errors import NotebookError
+from deepinfer_lab.figures.style import described
 from deepinfer_lab.lab import project, provenance
 from deepinfer_lab.lab.data_files import DataFile, data_files
 from deepinfer_lab.lab.evidence import BANNER, fingerprints, printed
@@ -95,7 +96,10 @@ def section(notebook: Path, files: Sequence[DataFile]) -> Section:
         path = project.figures() / f"{name}.svg"
         if not path.is_file():
             raise NotebookError(f"notebook {notebook.stem!r} shows {path.name}, which is not in {path.parent}")
-        figures.append(_figure(path, line))
+        drawn = described(path)
+        figures.append(
+            _figure(path, line if drawn in (line, None) else f"{line}; the picture is a later run's, {drawn}")
+        )
     banners = list(dict.fromkeys(BANNER.findall(text)))
     title, question = _opening(content)
     return Section(

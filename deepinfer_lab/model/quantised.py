@@ -4,11 +4,12 @@ import dataclasses
 import json
 import shutil
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import torch
 
-from deepinfer_lab.errors import CheckpointError, QuantisationError
+from deepinfer_lab.errors import CheckpointError, QuantisationError, SettingError
 from deepinfer_lab.model.calibration import Calibration
 from deepinfer_lab.model.config import Llama3Scaling, ModelConfig
 from deepinfer_lab.model.inventory import check_inventory, tensor_shapes
@@ -46,9 +47,10 @@ def write(
     Finished blocks are kept in `folder/unfinished` until all are: the same call takes up an interrupted one where it stopped.
 
     Raises:
-        SettingError, CheckpointError, QuantisationError: as `quantise_layers`.
+        SettingError: the folder holds something else. Also, with CheckpointError and QuantisationError, as `quantise_layers`.
     """
     settings = {"name": source.name, "plan": plan.name, "group": str(group), "method": method}
+    _refuse_another(folder, settings)
     if isinstance(source, PackedSource) and not needs_activations(method):  # written anew as it is
         asked = ((layer, plan.bits_for(layer)) for layer in linear_layers(source.config))
         packed = {layer: source.packed(layer, bits, group) for layer, bits in asked if bits is not None}
@@ -72,6 +74,23 @@ def write(
         source.tokenizer.save(folder)
     shutil.rmtree(folder / "unfinished", ignore_errors=True)
     return folder / FILE
+
+
+def _refuse_another(folder: Path, settings: Mapping[str, str]) -> None:
+    """What somebody has in a folder is not written over, nor mixed with a model's files."""
+    if is_quantised(folder):
+        with suppress(CheckpointError):  # cut off while it was written
+            found = checkpoint.header(folder / FILE)
+            other = {name: found.get(name) for name in settings if found.get(name) != settings[name]}
+            if other:
+                said = ", ".join(f"{name} {value}" for name, value in other.items())
+                raise SettingError(
+                    f"folder '{folder}': holds a model of {said}; delete it first, or name another folder"
+                )
+    elif folder.is_dir() and any(path.name != "unfinished" for path in folder.iterdir()):
+        raise SettingError(
+            f"folder '{folder}': holds other files; allowed are a new folder, an empty one, and one that quantise wrote"
+        )
 
 
 class Unfinished:

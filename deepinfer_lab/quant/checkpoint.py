@@ -37,6 +37,22 @@ def save(path: Path, tensors: QuantisedTensors) -> None:
     unfinished.replace(path)
 
 
+def header(path: Path) -> dict[str, str]:
+    """What `save` was told of a checkpoint, without its tensors. For errors see `load`."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            return _header(path, file.metadata())
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"{path}: not a readable quantised checkpoint ({error})") from error
+
+
+def _header(path: Path, found: dict[str, str] | None) -> dict[str, str]:
+    found = found or {}
+    if found.get("format") != FORMAT:
+        raise CheckpointError(f"{path}: format '{found.get('format')}', expected '{FORMAT}'")
+    return found
+
+
 def load(path: Path) -> QuantisedTensors:
     """Read a checkpoint that `save` wrote.
 
@@ -45,9 +61,7 @@ def load(path: Path) -> QuantisedTensors:
     """
     try:
         with safe_open(path, framework="pt") as file:
-            header = file.metadata() or {}
-            if header.get("format") != FORMAT:
-                raise CheckpointError(f"{path}: format '{header.get('format')}', expected '{FORMAT}'")
+            header = _header(path, file.metadata())
             layers = json.loads(header.pop("layers"))
             flat = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
     except (OSError, SafetensorError, KeyError, json.JSONDecodeError) as error:

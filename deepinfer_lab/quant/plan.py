@@ -93,6 +93,8 @@ def _read(path: Path) -> LayerPlan:
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
         plan = LayerPlan(str(document["name"]), dict(document["bits"]))
+    except FileNotFoundError:
+        raise SettingError(f"bits '{path}': no such file") from None
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise SettingError(f"bits '{path}': not a plan ({type(error).__name__}: {error})") from error
     for layer, bits in plan.bits.items():

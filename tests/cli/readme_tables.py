@@ -139,7 +139,7 @@ INSTEAD: Mapping[str, Instead] = {
     "deepinfer-lab quality --bits w4,w3 --method rtn,gptq": Instead(
         "a model of one layer", "deepinfer-lab quality --bits w4,w3 --method rtn,gptq --model tiny", tiny_model
     ),
-    "deepinfer-lab run --only 00 --param concurrency=[1,4]": MEASURE,
+    "deepinfer-lab run --only 00 --param 'concurrency=[1,4]'": MEASURE,
     "deepinfer-lab run --mode measure": MEASURE,
     "deepinfer-lab run --only NN --mode measure": MEASURE,
     "deepinfer-lab publish": PUBLISH,
@@ -184,7 +184,7 @@ SAYS = {
     r".venv\Scripts\activate": r"/\.venv/bin/python$",
     "pytest --nbval": r"notebooks/00_serve_a_real_model\.ipynb::",
     'deepinfer-lab generate "What is the capital of France?"': "Paris",
-    PYTHON: r"\bsky\b",
+    PYTHON: r"\bParis\b",
     f"{SERVE} --against transformers --bits none": r"^deepinfer-lab +none +1 +\d(.*\n)+transformers +none +1 +\d",
     f"{SERVE} --load insertion --trace run.json": r"^document's TTFT: \d",
     f"{SERVE} --bits w4-all": r"^deepinfer-lab +w4-all +1 +\d",

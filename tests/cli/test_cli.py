@@ -65,6 +65,9 @@ def test_help_explains_every_command_and_every_option(command):
         (["quality", "--model", "synthetic:tiny", "--method", "rtn,awq"], ["awq", "rtn", "scale-search", "gptq"]),
         (["kernels", "--arch", "sm_1"], ["sm_1", "sm_90"]),
         (["kernels", "--explain", "4,16"], ["4,16", "four"]),
+        (["kernels", "--explain", "4,8,5632,2047"], ["K = 2047", "multiple", "32, 64, 128"]),
+        (["kernels", "--explain", "4,8,-5,2048"], ["N = -5", "1 or more"]),
+        (["kernels", "--explain", "4,8,5632,2048", "--group", "48"], ["group 48", "32, 64, 128"]),
         (["kernels", "--warm", "--arch", "sm_1"], ["sm_1", "sm_90"]),
         (["kernels", "--explain", "4,16,64,64", "--warm"], ["--warm does nothing", "--explain"]),
         (["kernels", "--dispatch", "article"], ["--dispatch does nothing", "--explain"]),
@@ -117,7 +120,8 @@ def test_list_and_info_name_what_there_is():
 
 
 def test_explain_says_which_kernel_and_why():
-    assert "w4_tiled_gemm" in run("kernels", "--explain", "4,16,5632,2048").output
+    assert "w4_mma_small" in run("kernels", "--explain", "4,16,5632,2048").output
+    assert "w4_tiled_gemm" in run("kernels", "--explain", "4,16,5632,2048", "--dispatch", "article").output
 
 
 def test_explain_speaks_of_the_table_that_it_is_given(tmp_path):

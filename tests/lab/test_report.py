@@ -130,6 +130,11 @@ def test_a_notebook_has_its_question_its_figures_and_its_record(home: Path):
     found = section(path, data_files())
     assert (found.title, found.question) == ("How *fast*?", "<strong>Why</strong> <code>a &lt; b</code>?")
     assert [(figure.name, figure.caption) for figure in found.figures] == [("00_a", line.strip())]
+    of_another = SVG.replace("/>", "><dc:description>another run's</dc:description></svg>")
+    (home / "figures" / "00_a.svg").write_text(of_another)
+    (figure,) = section(path, data_files()).figures
+    assert figure.caption == f"{line.strip()}; the picture is a later run's, another run's"
+    a_figure(home, "00_a")
     (file,) = found.records
     assert (file.name, file.device, file.status, file.rows, file.kernels) == ("gemm", "A <card>", "OOM", 3, "current")
     assert found.missing == []

@@ -9,7 +9,7 @@ import torch
 from checkpoints import byte_vocabulary
 from safetensors.torch import load_file, save_file
 
-from deepinfer_lab.errors import CheckpointError, QuantisationError
+from deepinfer_lab.errors import CheckpointError, QuantisationError, SettingError
 from deepinfer_lab.kv.pool import KVPool
 from deepinfer_lab.model import quantised
 from deepinfer_lab.model.build import build_decoder
@@ -77,6 +77,22 @@ def test_writing_again_what_is_quantised_already(tmp_path):
     first, second = (load_file(tmp_path / name / quantised.FILE) for name in ("first", "second"))
     assert first.keys() == second.keys()
     assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_a_folder_that_holds_something_else_is_left_alone(tmp_path):
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "mine.txt").write_text("mine")
+    with pytest.raises(SettingError, match=r"data': holds other files; allowed are a new folder"):
+        quantised.write(DenseSource(), plan_named("w4"), 64, tmp_path / "data")
+    assert [path.name for path in (tmp_path / "data").iterdir()] == ["mine.txt"]
+    first = quantised.write(DenseSource(), plan_named("w4"), 64, tmp_path / "w4").read_bytes()
+    for plan, group, said in (("w3", 64, "plan w4"), ("w4", 32, "group 64")):
+        with pytest.raises(SettingError, match=rf"w4': holds a model of {said}; delete it first"):
+            quantised.write(DenseSource(), plan_named(plan), group, tmp_path / "w4")
+    quantised.write(DenseSource(), plan_named("w4"), 64, tmp_path / "w4")  # the same once more
+    (tmp_path / "w4" / quantised.FILE).write_bytes(first[:100])  # cut off
+    quantised.write(DenseSource(), plan_named("w3"), 64, tmp_path / "w4")
+    assert checkpoint.header(tmp_path / "w4" / quantised.FILE)["plan"] == "w3"
 
 
 def test_the_tokenizer_comes_along(tmp_path):

@@ -7,31 +7,11 @@
 #include "decode_chain_w4_w3.cu"
 #include "decode_chain_w3_w3.cu"
 #include "host_grid.h"
-
-struct Buffer {
-    long long bytes = -1;
-    std::unique_ptr<char[]> data;
-    template <class T>
-    operator T*() const { return reinterpret_cast<T*>(data.get()); }
-};
-
-void read(void* to, size_t bytes) {
-    if (std::fread(to, 1, bytes, stdin) != bytes) std::exit(3);
-}
+#include "requests.h"
 
 int main() {
     const decltype(&decode_chain_w4_w4) kernels[] = {decode_chain_w4_w4, decode_chain_w4_w3, decode_chain_w3_w3};
-    int h[8];
-    while (std::fread(h, sizeof h, 1, stdin) == 1) {
-        std::vector<Buffer> b(h[4]);
-        for (Buffer& buffer : b) {
-            read(&buffer.bytes, 8);
-            if (buffer.bytes < 0) continue;
-            buffer.data = std::make_unique<char[]>(buffer.bytes);
-            read(buffer.data.get(), buffer.bytes);
-        }
-        std::vector<double> n(h[5]);
-        read(n.data(), 8 * n.size());
+    const auto run = [&](const int* h, std::vector<Buffer>& b, const std::vector<double>& n) {
         long long* const table = b[1];
         for (int i = 0; i < b[1].bytes / 8; ++i) {
             if (table[i]) table[i] = reinterpret_cast<long long>(b[h[3] + table[i] - 1].data.get());
@@ -41,8 +21,6 @@ int main() {
                           n[3], n[4], n[5], static_cast<unsigned>(n[6]), n[7], n[8], n[9], n[10], n[11], n[12], n[13], n[14],
                           n[15]);
         });
-        for (int i = 0; i < h[4]; ++i)
-            if (i != 1 && b[i].bytes > 0) std::fwrite(b[i].data.get(), 1, b[i].bytes, stdout);
-        std::fflush(stdout);
-    }
+    };
+    serve(run, 1);
 }

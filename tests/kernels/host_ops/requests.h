@@ -18,9 +18,9 @@ inline void read(void* to, size_t bytes) {
     if (std::fread(to, 1, bytes, stdin) != bytes) std::exit(3);
 }
 
-// run(the request's ints, its buffers, its numbers) for each of them.
+// run(the request's ints, its buffers, its numbers) for each of them. left_out: a buffer that is no part of the answer, or -1.
 template <class Run>
-void serve(Run run) {
+void serve(Run run, int left_out = -1) {
     int h[8];
     while (std::fread(h, sizeof h, 1, stdin) == 1) {
         std::vector<Buffer> b(h[4]);
@@ -33,8 +33,8 @@ void serve(Run run) {
         std::vector<double> f(h[5]);
         read(f.data(), 8 * f.size());
         run(h, b, f);
-        for (const Buffer& buffer : b)
-            if (buffer.bytes > 0) std::fwrite(buffer.data.get(), 1, buffer.bytes, stdout);
+        for (int i = 0; i < h[4]; ++i)
+            if (i != left_out && b[i].bytes > 0) std::fwrite(b[i].data.get(), 1, b[i].bytes, stdout);
         std::fflush(stdout);
     }
 }

@@ -12,6 +12,7 @@ import signal
 import warnings
 from collections import deque
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 
 import torch
@@ -143,7 +144,8 @@ def _client(cluster: str | distributed.SpecCluster) -> Iterator[distributed.Clie
     """A client with at least one worker."""
     try:
         if isinstance(cluster, str):
-            asyncio.run(asyncio.wait_for(_greet(cluster), JOIN_S))
+            with ThreadPoolExecutor(1) as pool:  # this thread may have a loop of its own, as a notebook's has
+                pool.submit(asyncio.run, asyncio.wait_for(_greet(cluster), JOIN_S)).result()
         client = _joined(cluster)
     except (OSError, ValueError, MemoryError) as error:  # where a web server answers, its words are taken for sizes
         raise ClusterError(

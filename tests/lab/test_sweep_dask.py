@@ -1,5 +1,6 @@
 """Sweeps on workers of Dask: processes of this machine, which die and lose their GPU in the middle of a cell."""
 
+import asyncio
 import os
 import signal
 import socket
@@ -140,6 +141,19 @@ def test_workers_with_other_sources_get_no_cell(home: Path, two: Workers, monkey
     with pytest.raises(ClusterError, match="runs other sources"):
         sweep.run(grid, two, limit_s=60)
     assert begun(home) == []
+
+
+def test_a_thread_with_a_loop_of_its_own_can_join():
+    """As a notebook's, or one that a browser's driver has left behind."""
+
+    async def join() -> int:
+        with sweep_dask.workers(cluster.scheduler_address, None, cells=1) as found:
+            return len(found.machines())
+
+    with distributed.LocalCluster(
+        n_workers=1, threads_per_worker=1, dashboard_address=":0", processes=False
+    ) as cluster:
+        assert asyncio.run(join()) == 1
 
 
 @pytest.mark.parametrize("answer", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b""], ids=["a web server", "says nothing"])

@@ -5,14 +5,12 @@ Each worker measures one cell at a time, and no more cells are with the cluster 
 worker takes no other with it, and those that wait are still here when somebody presses Ctrl-C.
 """
 
-import asyncio
 import logging
 import os
 import signal
 import warnings
 from collections import deque
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 
 import torch
@@ -143,14 +141,10 @@ class Workers:
 def _client(cluster: str | distributed.SpecCluster) -> Iterator[distributed.Client]:
     """A client with at least one worker."""
     try:
-        if isinstance(cluster, str):
-            with ThreadPoolExecutor(1) as pool:  # this thread may have a loop of its own, as a notebook's has
-                pool.submit(asyncio.run, asyncio.wait_for(_greet(cluster), JOIN_S)).result()
         client = _joined(cluster)
     except (OSError, ValueError, MemoryError) as error:  # where a web server answers, its words are taken for sizes
         raise ClusterError(
-            f"--dask {cluster}: no scheduler answers ({type(error).__name__}: {error}); allowed are local and the address that "
-            "`dask scheduler` prints, which is not that of its dashboard"
+            f"--dask {cluster}: no scheduler answers ({error}); allowed are local and the address that `dask scheduler` prints"
         ) from None
     with client:
         try:
@@ -161,12 +155,6 @@ def _client(cluster: str | distributed.SpecCluster) -> Iterator[distributed.Clie
                 f"`dask worker {cluster} --nthreads 1 --memory-limit 0`"
             ) from None
         yield client
-
-
-async def _greet(address: str) -> None:
-    """Where nobody does, or somebody who is no scheduler, a client would wait without an end."""
-    comm = await distributed.comm.connect(address, timeout=JOIN_S)
-    await comm.close()
 
 
 def _joined(cluster: str | distributed.SpecCluster) -> distributed.Client:

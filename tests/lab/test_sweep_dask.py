@@ -1,13 +1,10 @@
 """Sweeps on workers of Dask: processes of this machine, which die and lose their GPU in the middle of a cell."""
 
-import asyncio
 import os
 import signal
-import socket
 import threading
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -141,41 +138,6 @@ def test_workers_with_other_sources_get_no_cell(home: Path, two: Workers, monkey
     with pytest.raises(ClusterError, match="runs other sources"):
         sweep.run(grid, two, limit_s=60)
     assert begun(home) == []
-
-
-def test_a_thread_with_a_loop_of_its_own_can_join():
-    """As a notebook's, or one that a browser's driver has left behind."""
-
-    async def join() -> int:
-        with sweep_dask.workers(cluster.scheduler_address, None, cells=1) as found:
-            return len(found.machines())
-
-    with distributed.LocalCluster(
-        n_workers=1, threads_per_worker=1, dashboard_address=":0", processes=False
-    ) as cluster:
-        assert asyncio.run(join()) == 1
-
-
-@pytest.mark.parametrize("answer", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b""], ids=["a web server", "says nothing"])
-def test_who_is_no_scheduler_is_told_from_one(monkeypatch: pytest.MonkeyPatch, answer: bytes):
-    monkeypatch.setattr(sweep_dask, "JOIN_S", 1)
-    with socket.create_server(("127.0.0.1", 0)) as server:
-
-        def serve() -> None:
-            with suppress(OSError):
-                while True:
-                    callers.append(server.accept()[0])
-                    callers[-1].sendall(answer)
-
-        callers: list[socket.socket] = []
-        threading.Thread(target=serve, daemon=True).start()
-        address = f"tcp://127.0.0.1:{server.getsockname()[1]}"
-        with pytest.raises(ClusterError, match=f"{address}: no scheduler answers.*dashboard"):  # noqa: SIM117
-            with sweep_dask.workers(address, None, cells=1):
-                pass
-        server.shutdown(socket.SHUT_RDWR)
-    for caller in callers:
-        caller.close()
 
 
 def test_no_scheduler_and_no_worker_are_said(monkeypatch: pytest.MonkeyPatch):

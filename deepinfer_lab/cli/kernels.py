@@ -30,11 +30,11 @@ def kernels(archs: tuple[str, ...], warm: bool, explain: str | None, group: int,
     from deepinfer_lab.kernels.compiler import ARCHS
     from deepinfer_lab.kernels.ops_catalogue import COMPILED
 
-    if explain is not None and (archs or warm):
-        raise click.UsageError(f"{'--arch' if archs else '--warm'} does nothing with --explain")
     if explain is None and dispatch is not None:
         raise click.UsageError("--dispatch does nothing without --explain")
     if explain is not None:
+        if archs or warm:
+            raise click.UsageError(f"{'--arch' if archs else '--warm'} does nothing with --explain")
         click.echo(_explained(explain, group, dispatch))
         return
     unknown = [arch for arch in archs if arch not in ARCHS]
@@ -85,6 +85,6 @@ def _explained(product: str, group: int, dispatch: str | None) -> str:
     gpu = torch.cuda.is_available()
     named = dispatch or (card_table() if gpu else None)
     # Without a GPU as on one that has tensor cores and no table of its own.
-    table = tables.table_named(named, torch.device("cuda" if gpu else "cpu")) if gpu or named else tables.TENSOR_CORES
+    table = tables.table_named(named, torch.device("cuda")) if gpu or named else tables.TENSOR_CORES
     whose = named or "for cards without a table of their own"
     return f"{tables.explain(bits, m, n, k, group=group, table=table)} Table: {whose}."

@@ -38,7 +38,7 @@ def save(path: Path, tensors: QuantisedTensors) -> None:
 
 
 def header(path: Path) -> dict[str, str]:
-    """What `save` was told of a checkpoint, without its tensors. For errors see `load`."""
+    """The header that `save` wrote: format, layers, and the metadata that it was given; no tensors. For errors see `load`."""
     try:
         with safe_open(path, framework="pt") as file:
             return _header(path, file.metadata())
@@ -61,8 +61,8 @@ def load(path: Path) -> QuantisedTensors:
     """
     try:
         with safe_open(path, framework="pt") as file:
-            header = _header(path, file.metadata())
-            layers = json.loads(header.pop("layers"))
+            metadata = _header(path, file.metadata())
+            layers = json.loads(metadata.pop("layers"))
             flat = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
     except (OSError, SafetensorError, KeyError, json.JSONDecodeError) as error:
         raise CheckpointError(f"{path}: not a readable quantised checkpoint ({error})") from error
@@ -76,5 +76,5 @@ def load(path: Path) -> QuantisedTensors:
             raise CheckpointError(f"{path}: layer {name} lacks the tensor {error}") from error
         except (TypeError, QuantisationError) as error:
             raise CheckpointError(f"{path}: layer {name} does not fit its description ({error})") from error
-    del header["format"]
-    return QuantisedTensors(packed, flat, header)
+    del metadata["format"]
+    return QuantisedTensors(packed, flat, metadata)

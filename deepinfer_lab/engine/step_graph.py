@@ -143,6 +143,9 @@ class StepGraphs:
             -(max_tokens + chunk_tokens) // kv.block_size
         )  # a chunk's padding may pass the longest sequence's end
         self._columns = ladder(min(max(1, FEWEST_POSITIONS // kv.block_size), columns), columns, 4)
+        # Of chained steps: likewise, up to where the chain ends.
+        most = 0 if chain is None else min(chain.plan.longest // kv.block_size, columns)
+        self._chained_columns = ladder(self._columns[0], most, 4) if most else []
         # Of long chunks that begin a prompt. They have no columns but their own: so the step's shape says that none are before.
         self._first_columns = {
             chunk: chunk // kv.block_size
@@ -161,11 +164,10 @@ class StepGraphs:
                 rows = [0] if phase == "prefill" else self._rows
                 fitting = [chunk for chunk in chunks if chunk <= columns * self._kv.block_size]
                 yield from (PaddedShape(chunk, count, columns) for chunk in fitting for count in rows)
-            if self._chained(1, columns):
-                yield PaddedShape(0, 1, columns, True)
         for chunk, columns in self._first_columns.items():
             if columns not in self._columns:
                 yield PaddedShape(chunk, 0, columns)
+        yield from (PaddedShape(0, 1, columns, True) for columns in self._chained_columns)
 
     def capture(self, shape: PaddedShape) -> StepGraph:
         """The graph of a shape, captured if it is asked for for the first time."""
@@ -185,16 +187,14 @@ class StepGraphs:
         reach = max(span.start + len(span.tokens) for span in work.spans)
         if work.chunk is not None:  # its padding counts, too
             reach = max(reach, work.chunk.start + chunk)
-        columns = _fit(self._columns, -(-reach // self._kv.block_size))
+        blocks = -(-reach // self._kv.block_size)
+        chained = [columns for columns in self._chained_columns if columns >= blocks]
+        if alone and work.chunk is None and len(work.decodes) == 1 and chained:
+            return self.capture(PaddedShape(0, 1, chained[0], True))
+        columns = _fit(self._columns, blocks)
         if not work.decodes and work.chunk.start == 0:
             columns = self._first_columns.get(chunk, columns)
-        if alone and work.chunk is None and self._chained(len(work.decodes), columns):
-            return self.capture(PaddedShape(0, 1, columns, True))
         return self.capture(PaddedShape(chunk, rows, columns))
-
-    def _chained(self, rows: int, columns: int) -> bool:
-        chain = self._chain
-        return chain is not None and rows == 1 and columns * self._kv.block_size <= chain.plan.longest
 
 
 def _fit(steps: list[int], size: int) -> int:

@@ -10,6 +10,7 @@ from deepinfer_lab.engine import cuda_lanes as lanes_module
 from deepinfer_lab.engine import step_graph
 from deepinfer_lab.engine.cuda_lane import CudaLane, Track
 from deepinfer_lab.engine.cuda_lanes import cuda_lanes
+from deepinfer_lab.engine.padded_step import PaddedShape
 from deepinfer_lab.engine.placement import ELASTIC, FUSED, ONE_LANE, PARTITION, PRIORITY_LANES, TWO_LANES
 from deepinfer_lab.engine.step_graph import StepGraphs
 from deepinfer_lab.kv.pool import KVPool
@@ -17,7 +18,13 @@ from deepinfer_lab.model.step_input import Span
 
 BLOCK = 4
 LONGEST = 2048
-CHAIN = SimpleNamespace(plan=SimpleNamespace(longest=LONGEST))
+
+
+def chain_of(longest: int) -> SimpleNamespace:
+    return SimpleNamespace(plan=SimpleNamespace(longest=longest))
+
+
+CHAIN = chain_of(LONGEST)
 
 
 class Graph:
@@ -42,31 +49,46 @@ def graphs(tiny, monkeypatch, chain=CHAIN, phases=("decode", "prefill"), **more:
     return StepGraphs(tiny, kv, phases=phases, last=torch.zeros(9, dtype=torch.int64), chain=chain, **sizes)
 
 
+def chained_columns(graphs: StepGraphs) -> list[int]:
+    return [shape.columns for shape in graphs.shapes() if shape.chained]
+
+
 @pytest.mark.parametrize("phases", [("decode", "prefill"), ("mixed", "decode", "prefill")])
 def test_one_row_alone_in_a_short_context(tiny, monkeypatch, phases):
     ours = graphs(tiny, monkeypatch, phases=phases)
     captured = {shape for shape in ours.shapes() if shape.chained}
-    assert captured
-    assert all((shape.chunk, shape.rows) == (0, 1) and shape.columns * BLOCK <= LONGEST for shape in captured)
+    assert captured == {PaddedShape(0, 1, positions // BLOCK, True) for positions in (1024, LONGEST)}
     for context in (1, 1024, 1025, LONGEST, LONGEST + 1, 8000):
         for rows in (1, 2, 8):
             graph = ours.for_work(work(rows, context), alone=True)
-            assert graph.shape.chained == (rows == 1 and context <= 1024), (rows, context)  # the first of the columns
+            assert graph.shape.chained == (rows == 1 and context <= LONGEST), (rows, context)
             assert graph.chain == (CHAIN if graph.shape.chained else None)
             assert graph.shape.chained == (graph.shape in captured)
             if graph.shape.chained:
-                assert context <= graph.shape.columns * BLOCK <= LONGEST
+                assert graph.shape.columns * BLOCK == (1024 if context <= 1024 else LONGEST)
             assert not ours.for_work(work(rows, context)).shape.chained
     for rows in (0, 1, 2):
         assert not ours.for_work(work(rows, 40, chunk=5), alone=True).shape.chained
 
 
-def test_columns_that_end_with_the_longest_sequence(tiny, monkeypatch):
-    ours = graphs(tiny, monkeypatch, max_tokens=LONGEST - 32)
-    assert ours.for_work(work(1, LONGEST - 32), alone=True).shape.chained
-    ours = graphs(tiny, monkeypatch, max_tokens=LONGEST - 31)
-    assert not ours.for_work(work(1, LONGEST - 31), alone=True).shape.chained
-    assert ours.for_work(work(1, 1024), alone=True).shape.chained
+@pytest.mark.parametrize("limit", [9, 1000, 1024, 1501, LONGEST - 32, LONGEST - 31, LONGEST])
+def test_a_limit_within_the_longest_is_chained_to_its_end(tiny, monkeypatch, limit):
+    ours = graphs(tiny, monkeypatch, max_tokens=limit)
+    captured = chained_columns(ours)
+    for context in (1, limit // 2, limit):
+        shape = ours.for_work(work(1, context), alone=True).shape
+        assert shape.chained
+        assert shape.columns in captured
+    assert max(captured) == min(-(-(limit + 32) // BLOCK), LONGEST // BLOCK)  # a chunk of 32 may pass the limit
+
+
+@pytest.mark.parametrize(("longest", "columns"), [(2050, [256, 512]), (1024, [256]), (515, [128]), (3, [])])
+def test_whole_blocks_of_the_longest(tiny, monkeypatch, longest, columns):
+    ours = graphs(tiny, monkeypatch, chain=chain_of(longest))
+    assert chained_columns(ours) == columns
+    whole = longest // BLOCK * BLOCK
+    for context in range(max(whole, 1), longest + 2):
+        assert ours.for_work(work(1, context), alone=True).shape.chained == (context <= whole)
 
 
 def test_without_a_chain(tiny, monkeypatch):

@@ -234,14 +234,14 @@ def test_a_device_and_a_cache_without_a_chain(model):
 
 
 def test_whole_steps_are_timed_both_ways(model):
-    gpu, steps = CudaGpu(), Steps(model, 3, 2000, 5)
-    for context in (1, 128, 1024, 2000, 128):
+    gpu, steps = CudaGpu(), Steps(model, 3, 3000, 5)
+    for context in (1, 128, 1024, 1025, 2048, 128):
         found = [steps.timed(gpu, 1, context, way, 5) for way in (LAUNCHES, CHAIN)]
         (plain_us, plain), (chained_us, chained) = found
         assert len(plain_us) == len(chained_us) == 5
         assert min(plain_us + chained_us) > 0
         assert plain.shape == chained.shape == (1, CONFIG.vocab_size)
         assert (chained - plain).norm() < 2e-2 * plain.norm()
-    for rows in (2, 3):
-        assert steps.timed(gpu, rows, 128, CHAIN, 5) is None
+    for rows, context in ((2, 128), (3, 128), (1, 2049)):
+        assert steps.timed(gpu, rows, context, CHAIN, 5) is None
     assert steps.timed(gpu, 3, 128, LAUNCHES, 5)[1].shape == (3, CONFIG.vocab_size)

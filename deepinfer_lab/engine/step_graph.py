@@ -188,9 +188,9 @@ class StepGraphs:
         if work.chunk is not None:  # its padding counts, too
             reach = max(reach, work.chunk.start + chunk)
         blocks = -(-reach // self._kv.block_size)
-        chained = [columns for columns in self._chained_columns if columns >= blocks]
-        if alone and work.chunk is None and len(work.decodes) == 1 and chained:
-            return self.capture(PaddedShape(0, 1, chained[0], True))
+        one_row = alone and work.chunk is None and len(work.decodes) == 1
+        if one_row and blocks <= max(self._chained_columns, default=0):
+            return self.capture(PaddedShape(0, 1, _fit(self._chained_columns, blocks), True))
         columns = _fit(self._columns, blocks)
         if not work.decodes and work.chunk.start == 0:
             columns = self._first_columns.get(chunk, columns)

@@ -9,10 +9,10 @@ import pandas as pd
 
 from deepinfer_lab.figures import itl, kernels, style
 from deepinfer_lab.kernels import resources
+from deepinfer_lab.kernels.catalogue import TILED
 from deepinfer_lab.kernels.maps import THREADS
 
 HALF = 2  # bytes
-TENSOR_CORES = "cublas|mma_|wide"  # part of the names of kernels that use them, and so have a roof of their own
 
 
 def tile_limits(bm: int, bn: int, bk: int, card: str) -> pd.DataFrame:
@@ -59,7 +59,8 @@ def roofline(
         bound ("memory" or "arithmetic"), tflops (measured), share (of the roof). Without kernels that use tensor cores.
     """
     of_weight = (measured["bits"] == bits) & (measured["n"] == n) & (measured["k"] == k)
-    without = ~measured["kernel"].str.contains(TENSOR_CORES)
+    names = measured["kernel"]  # those that use tensor cores have a roof of their own
+    without = ~(names.isin(TILED) | names.str.contains("cublas"))
     table = measured.loc[of_weight & without, ["m", "kernel", "us"]].reset_index(drop=True)
     operations = 2.0 * table["m"] * n * k
     table["intensity"] = operations / (n * k * (bits / 8 + HALF / group) + table["m"] * (n + k) * HALF)

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 import torch
 
-from deepinfer_lab.kernels.catalogue import GROUPS, DequantiseProduct, Kernel
-from deepinfer_lab.kernels.ops_check import dense, fits, refuse_gradient, require
+from deepinfer_lab.kernels.catalogue import DequantiseProduct, Kernel
+from deepinfer_lab.kernels.ops_check import dense, fits, half_rows, refuse_gradient, require, whole_groups
 
 MAX_INT = 2**31 - 1  # sizes and in-row offsets are 32-bit in the kernels; offsets across rows are 64-bit
 
@@ -42,14 +42,12 @@ def check(
         KernelError: naming the argument, its value and the limit.
     """
     name = kernel.name
-    require(x.dtype == torch.float16, f"{name}: x has dtype {x.dtype}, must be torch.float16")
-    require(x.dim() == 2, f"{name}: x has shape {tuple(x.shape)}, must be [M, K]")
+    m, k = half_rows(name, x)
     require(packed.dim() == 2, f"{name}: packed has shape {tuple(packed.shape)}, must be [N, K * {kernel.bits} / 8]")
-    (m, k), n = x.shape, packed.shape[0]
+    n = packed.shape[0]
     require(1 <= m <= kernel.max_m, f"{name}: M = {m}, must be 1 to {kernel.max_m}")
     require(n >= 1, f"{name}: N = {n}, must be at least 1")
-    require(group in GROUPS, f"{name}: group = {group}, must be one of {', '.join(map(str, GROUPS))}")
-    require(k > 0 and k % group == 0, f"{name}: K = {k}, must be a positive multiple of group = {group}")
+    whole_groups(name, k, group)
     # The last block of rows may reach past N, by less than a block.
     require(max(k, n + kernel.block_n) <= MAX_INT, f"{name}: N = {n}, K = {k}: must be below {MAX_INT}")
     fits(name, "packed", packed, torch.uint8, (n, k * kernel.bits // 8))

@@ -10,11 +10,11 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from deepinfer_lab.kernels.catalogue import GROUPS, PRODUCTS, DequantiseProduct
+from deepinfer_lab.kernels.catalogue import PRODUCTS, DequantiseProduct
 from deepinfer_lab.kernels.check import Operands, check
 from deepinfer_lab.kernels.loader import launch_op
 from deepinfer_lab.kernels.ops_catalogue import OPS
-from deepinfer_lab.kernels.ops_check import expect, require
+from deepinfer_lab.kernels.ops_check import expect, known_group, require
 
 Maybe = torch.Tensor | None
 UNIT = 8  # values that a thread unpacks at a time
@@ -41,7 +41,7 @@ def dequantise(
     """
     require(bits in (3, 4), f"dequantise: bits = {bits}, must be 3 or 4")
     name = f"w{bits}_dequantise"
-    require(group in GROUPS, f"{name}: group = {group}, must be one of {', '.join(map(str, GROUPS))}")
+    known_group(name, group)
     require(scales.dim() == 2, f"{name}: scales has shape {tuple(scales.shape)}, must be [N, K / {group}]")
     n, k = scales.shape[0], scales.shape[1] * group
     require(k > 0, f"{name}: K = 0, must be a positive multiple of group = {group}")

@@ -3,6 +3,7 @@
 import torch
 
 from deepinfer_lab.errors import KernelError
+from deepinfer_lab.kernels.catalogue import GROUPS
 
 
 def require(condition: bool, message: str) -> None:
@@ -15,6 +16,23 @@ def fits(op: str, name: str, tensor: torch.Tensor, dtype: torch.dtype, shape: tu
     require(tensor.dtype == dtype, f"{op}: {name} has dtype {tensor.dtype}, must be {dtype}")
     require(tuple(tensor.shape) == shape, f"{op}: {name} has shape {tuple(tensor.shape)}, must be {shape}")
     require(tensor.is_contiguous(), f"{op}: {name} has strides {tensor.stride()}, must be contiguous")
+
+
+def half_rows(op: str, x: torch.Tensor) -> tuple[int, int]:
+    """M and K of activations, which must be float16 [M, K]."""
+    require(x.dtype == torch.float16, f"{op}: x has dtype {x.dtype}, must be torch.float16")
+    require(x.dim() == 2, f"{op}: x has shape {tuple(x.shape)}, must be [M, K]")
+    return x.shape
+
+
+def known_group(op: str, group: int) -> None:
+    require(group in GROUPS, f"{op}: group = {group}, must be one of {', '.join(map(str, GROUPS))}")
+
+
+def whole_groups(op: str, k: int, group: int) -> None:
+    """A group that kernels know, of which K is a multiple."""
+    known_group(op, group)
+    require(k > 0 and k % group == 0, f"{op}: K = {k}, must be a positive multiple of group = {group}")
 
 
 def refuse_gradient(op: str, x: torch.Tensor) -> None:

@@ -2,8 +2,8 @@
 
 import torch
 
-from deepinfer_lab.kernels.catalogue import GROUPS, TILED
-from deepinfer_lab.kernels.ops_check import dense, expect, refuse_gradient, require
+from deepinfer_lab.kernels.catalogue import TILED
+from deepinfer_lab.kernels.ops_check import dense, expect, half_rows, refuse_gradient, require, whole_groups
 
 UNIT_N, UNIT_K = 16, 128  # outputs and k of a unit of tiles
 
@@ -50,13 +50,10 @@ def checked(
     Raises:
         KernelError: a shape, dtype, layout or device outside these limits, or that does not fit the others'.
     """
-    require(x.dtype == torch.float16, f"{name}: x has dtype {x.dtype}, must be torch.float16")
-    require(x.dim() == 2, f"{name}: x has shape {tuple(x.shape)}, must be [M, K]")
-    m, k = x.shape
+    m, k = half_rows(name, x)
     require(1 <= m <= max_m, f"{name}: M = {m}, must be 1 to {max_m}")
     require(1 <= n <= max_n, f"{name}: N = {n}, must be 1 to {max_n}")
-    require(group in GROUPS, f"{name}: group = {group}, must be one of {', '.join(map(str, GROUPS))}")
-    require(k > 0 and k % group == 0, f"{name}: K = {k}, must be a positive multiple of group = {group}")
+    whole_groups(name, k, group)
     require(k <= max_k, f"{name}: K = {k}, must be at most {max_k}")
     refuse_gradient(name, x)
     count, units = -(-n // UNIT_N), -(-k // UNIT_K)

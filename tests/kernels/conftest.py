@@ -191,10 +191,7 @@ def _running(folder: Path, program: str, sources: Sequence[Path], flags: Sequenc
             pytest.skip(f"this C++ compiler has no {flags[0]}")
         pytest.fail(f"the CUDA sources do not compile as C++:\n{built.stderr[:4000]}")
     pipe = subprocess.PIPE
-    environment = {
-        **os.environ,
-        "TSAN_OPTIONS": "halt_on_error=1",
-    }  # or many races fill the pipe and hold the program up
+    environment = {**os.environ, "TSAN_OPTIONS": "halt_on_error=1"}  # or races fill the pipe and hold the program up
     with subprocess.Popen([folder / program], stdin=pipe, stdout=pipe, stderr=pipe, env=environment) as process:
         yield process
         process.stdin.close()

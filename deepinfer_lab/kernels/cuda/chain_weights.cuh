@@ -37,7 +37,7 @@ struct Ring {
     // By one thread, before the others use it.
     __device__ __forceinline__ void begin() {
 #pragma unroll 1
-        for (; at < end; at += SLOT) start(full(), 1), start(empty(), CHAIN_WARPS);
+        for (; at < end; at += SLOT) start(full(), 1), start(empty(), CHAIN_THREADS);
         publish_barriers();
     }
     __device__ __forceinline__ void leave() {
@@ -97,10 +97,9 @@ struct Weights {
         scale = reinterpret_cast<const unsigned*>(ring.slot() + R::SCALES + warp * SCALE_BYTES)[lane / 4];
     }
     template <class R>
-    static __device__ __forceinline__ void leave(R& ring, int lane) {
+    static __device__ __forceinline__ void leave(R& ring) {
         finish_reads();
-        __syncwarp();
-        if (lane == 0) arrive(ring.empty());
+        arrive(ring.empty());
         ring.leave();
     }
 };
@@ -158,7 +157,7 @@ __device__ __forceinline__ void multiply_share(const ChainShare& share, const Fi
             const auto found = operand.multiply(weights.word);
             const float low = to_float(static_cast<half_t>(weights.scale));
             const float high = to_float(static_cast<half_t>(weights.scale >> 16));
-            weights.leave(ring, lane);
+            weights.leave(ring);
             if (--left > 0) weights.look_at(ring, warp, lane);  // while products are under way
             sum[0] = fmaf(low, operand.low(found), sum[0]), sum[1] = fmaf(high, operand.high(found), sum[1]);
             if (left == 0) break;
@@ -172,10 +171,11 @@ __device__ __forceinline__ void multiply_share(const ChainShare& share, const Fi
     }
     if (idle) {
         await_or_trap(ring.full(), ring.parity);
-        Weights<Unpack>::leave(ring, lane);
+        Weights<Unpack>::leave(ring);
     }
 #pragma unroll 1
     while (left_tiles > 0) leave();
+    __syncwarp();  // all have looked at the place
     if (lane == 0) space.places[warp] = ring.place();
 }
 template <class Unpack, class R>

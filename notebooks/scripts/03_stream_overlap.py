@@ -238,17 +238,17 @@ single_lane = speed.loc[["serial", "time-sliced", "mixed"]]
 most = speed.drop(single_lane.index).max() / single_lane.max()
 claim("in no load of the 3B model does overlap serve over 5% more than the best single lane", most.max() < 1.05)
 claim(
-    "not to wait for results gains a quarter in every load",
-    (speed.loc["time-sliced"] > 1.25 * speed.loc["serial"]).all(),
+    "not to wait for results gains over a tenth in every load",
+    (speed.loc["time-sliced"] > 1.1 * speed.loc["serial"]).all(),
 )
 claim("at 64 clients, one fused lane serves more tokens/s than any other policy", crowd["tokens/s"].idxmax() == "mixed")
 beside = crowd.loc["priority"] / crowd.loc["dual-stream-async", ["tokens/s", "rows"]]
 claim("priority serves less than two thirds of what two lanes do without it", beside["tokens/s"] < 2 / 3)
 claim("as its steps carry less than half as many requests", beside["rows"] < 0.5)
 calm = crowd.loc[["dual-stream-async", "priority"], "ITL p99"].max() / crowd.loc[single_lane.index, "ITL p99"].min()
-claim("but both have a p99 gap over a third shorter than any single lane's", calm < 2 / 3)
+claim("but both have a p99 gap over a quarter shorter than any single lane's", calm < 3 / 4)
 small, large = by_model[["smollm2-135m", "synthetic:qwen2.5-7b"]]
-claim("half more than serial with the smallest model, a fifth less with the largest", large < 0.8 and small > 1.5)
+claim("over a fifth more than serial with the smallest model, a fifth less with the largest", large < 0.8 and small > 1.2)
 
 # %% [markdown]
 # A load does not get what overlap gains. What two lanes do more is decode steps, and a step for few reads the same weights as
@@ -378,14 +378,15 @@ best = ours.xs(4, level="concurrency")["tokens_per_s"]
 at_one = sweep["concurrency"] == 1
 claim("every request of every load ended well", (sweep["errors"] == 0).all())
 claim("at one client nothing can overlap", (sweep.loc[at_one, "prefill_decode_overlap_steps"] == 0).all())
-claim("two streams and a barrier change tokens/s by less than a sixth", (change["ours tok/s"].abs() < 100 / 6).all())
+claim("two streams and a barrier change tokens/s by less than a fifth", (change["ours tok/s"].abs() < 20).all())
 claim("without it, four clients get over 10% more than in serial", best["dual-stream-async"] > 1.1 * best["serial"])
 
 # %% [markdown]
 # ## Conclusion
 #
-# Two streams and a barrier: not much comes of it on this card either, a sixth more tokens/s at most. The article's cause is not
-# why. Bandwidth limits neither decode on its card, nor either phase on this one. What comes in the way, in this order:
+# Two streams and a barrier: not much comes of it on this card either; tokens/s change by less than a fifth, for the better or
+# not. The article's cause is not why. Bandwidth limits neither decode on its card, nor either phase on this one. What comes in
+# the way, in this order:
 #
 # 1. **Launches.** Eager decode waits for the CPU, and the GPU idles nearly all of the time.
 # 2. **The barrier.** Both lanes wait for the CPU, and a third of a decode step is over when the chunk beside it gets there. Not

@@ -188,8 +188,8 @@ reached = points.groupby("series", sort=False)["reached"]
 claim("no measurement is above the roof", (points["reached"] <= 1).all())
 best = reached.max()[lambda most: most.index.str.startswith("TPOT")]
 print("decode's best of what the roof allows: " + ", ".join(f"{name[6:]} {part:.0%}" for name, part in best.items()))
-claim("decode of the 3B model gets less than half of it, at any load; of the 7B, less than two thirds",
-      (best < np.where(best.index.str.contains("3B"), 0.5, 2 / 3)).all())  # fmt: skip
+claim("decode of the 3B model gets about half of it at best, and of the 7B less than two thirds",
+      (best < np.where(best.index.str.contains("3B"), 0.55, 2 / 3)).all())  # fmt: skip
 claim("cuBLAS with dense fp16 comes within a quarter of it, always", reached.min()["product, cuBLAS fp16"] > 0.75)
 more = [modern.at[("3B W4", "priority", clients), "tpot_ms"] for clients in (1, 16)]
 least = floors.set_index(["model", "pass"])["floor ms"]["3B W4"]

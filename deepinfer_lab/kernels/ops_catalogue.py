@@ -123,11 +123,18 @@ OPS = MappingProxyType(
                 )
                 for attention, mlp in CHAIN_BITS
             ),
+            Op(
+                "arrange_rows",
+                128,
+                "rows in the order in which some wide kernels copy them",
+                dependent=True,
+                only="sm_90",
+            ),
             *(
                 Op(
                     cut.name,
                     cut.threads,
-                    f"blocks of {cut.rows} rows times {cut.bits}-bit weights in tiles, for sm_90",
+                    f"blocks of {cut.rows} {'arranged ' * cut.arranged}rows times {cut.bits}-bit weights in tiles, for sm_90",
                     shared=True,
                     dependent=True,
                     only="sm_90",

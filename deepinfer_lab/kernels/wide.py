@@ -2,7 +2,8 @@
 (`quant/tiles.py`, `cuda/wide.cuh`), whose blocks form clusters.
 
 x[M, K] @ weight[N, K].T + bias[N]: arguments and rounding are those of `kernels/mma_block.py`. Made for M from 17 to some
-thousands, right for any.
+thousands, right for any. For many rows (`wide_plan.py`) there are two launches: the first writes the activations, in the order
+in which blocks copy them, to memory of torch's allocator, about as much as x has.
 
 Raises:
     KernelError: as there; or a device of another compute capability, which lacks `wgmma`.
@@ -23,6 +24,8 @@ from deepinfer_lab.kernels.tiles_check import checked, require_capability
 from deepinfer_lab.kernels.wide_cuts import UNIT_K, WIDE_CUTS
 from deepinfer_lab.kernels.wide_plan import WidePlan, plan, tiles_of
 
+ARRANGE = OPS["arrange_rows"]
+ARRANGED_ROWS, ARRANGED_UNITS = 16, 2  # by a block of that
 MAX_N = MAX_INT - max(cut.outputs for cut in WIDE_CUTS)
 PLANS = 4096  # kept of products; to choose one takes the CPU longer than a launch
 
@@ -99,7 +102,13 @@ def run(
 ) -> None:
     """Enqueue this plan, without a look at the operands."""
     (m, k), n, cut = x.shape, out.shape[1], chosen.cut
-    counted = tiles_of(cut, m, n) * -(-k // UNIT_K)
+    units, rows = -(-k // UNIT_K), -(-m // 8) * 8
+    arrangers = -(-rows // ARRANGED_ROWS) * -(-units // ARRANGED_UNITS)
+    counted = max(arrangers, tiles_of(cut, m, n) * units)
     require(counted <= MAX_INT, f"{cut.name}: M x N x K = {m} x {n} x {k} is too large")
+    if cut.arranged:
+        arranged = torch.empty(2 * units, rows, UNIT_K // 2, dtype=torch.float16, device=x.device)
+        launch_op(ARRANGE, (arrangers,), (x, arranged), m, k)
+        x = arranged
     tensors, grid = (x, tiles, scales, bias, out), (chosen.clusters * chosen.blocks,)
     launch_op(OPS[cut.name], grid, tensors, m, n, k, group, shared=cut.shared, cluster=chosen.blocks)

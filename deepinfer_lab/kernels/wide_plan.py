@@ -9,9 +9,10 @@ from deepinfer_lab.kernels.wide_cuts import UNIT_K, WIDE_CUTS, WideCut
 # of 4,333 plans timed: of a unit (128 of K), what follows.
 COLUMN = 1 / 1760  # of a multiply-add on four tensor cores, which no unit keeps busy all the time
 CHAIN, COLUMNS, OUTPUT = 1065, 0.37, 0.7  # of a team's unit, from weights to sums; the part of products; of an output
-COPIED = 7  # of a row, word by word
+COPIED, PLAIN_CHAIN, PLAIN_OUTPUT = 26, 1400, 0.92  # of a plain row; and likewise where warps copy those
 TEAMS = 0.61  # so many teams are faster by this power of their number
 FROM_L2, FROM_MEMORY = 1 / 31, 1 / 17  # of a byte, all multiprocessors reading
+ARRANGE, ARRANGED = 2900, 1 / 1000  # of the launch that arranges rows; of a byte of them
 START, TILE, EXCHANGE = 3500, 800, 2000  # of a launch; of a tile; of a shared tile more
 SUM, REMOTE = 0.06, 0.3  # of a team's sum of it; of a sum that is in another block
 
@@ -64,12 +65,14 @@ def cycles(chosen: WidePlan, m: int, n: int, k: int, held: Mapping[int, int]) ->
     cut, tiles, units = chosen.cut, tiles_of(chosen.cut, m, n), -(-k // UNIT_K)
     busy = min(chosen.clusters, held[chosen.blocks]) * chosen.blocks / held[1]  # of the multiprocessors
     products = cut.outputs * cut.rows * UNIT_K * COLUMN
-    chain = (CHAIN + COLUMNS * products + OUTPUT * cut.outputs) / cut.teams**TEAMS
+    if cut.arranged:
+        chain = (CHAIN + COLUMNS * products + OUTPUT * cut.outputs) / cut.teams**TEAMS
+    else:
+        chain = max(COPIED * cut.rows, PLAIN_CHAIN / cut.teams**TEAMS) + PLAIN_OUTPUT * cut.outputs
     weights, rows = cut.outputs * (UNIT_K * cut.bits // 8 + 2), min(m, cut.rows) * UNIT_K * 2
     unit = max(
         products,
         chain,
-        COPIED * cut.rows,
         (weights + rows) * FROM_L2 * max(busy, 0.5),  # twice its share of the L2 at most
         weights * FROM_MEMORY * busy,
     )
@@ -79,4 +82,5 @@ def cycles(chosen: WidePlan, m: int, n: int, k: int, held: Mapping[int, int]) ->
     exchange = 0 if alone else EXCHANGE + cut.outputs * cut.rows * (cut.teams * SUM + remote)
     turns = -(-chosen.clusters // held[chosen.blocks])
     own = chosen.whole(tiles) * (units * unit + TILE)
-    return turns * (START + own + shared * (-(-units // chosen.blocks) * unit + TILE + exchange))
+    arrange = cut.arranged * (ARRANGE + 2 * m * k * ARRANGED)
+    return arrange + turns * (START + own + shared * (-(-units // chosen.blocks) * unit + TILE + exchange))

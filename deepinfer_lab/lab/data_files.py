@@ -117,8 +117,9 @@ def _sources(kernel: str, recorded: Iterable[str]) -> set[str]:
     Launchers of weights in tiles choose among several by M and card: of those with so many bits all count.
     """
     if kernel in TILED:
-        kind = "_wide_" if kernel.endswith("_wide") else "_mma_"
-        return {name for name in recorded if name.startswith(f"w{TILED[kernel].bits}_") and kind in name}
+        wide = kernel.endswith("_wide")
+        kind, first = ("_wide_", {"arrange_rows.cu"}) if wide else ("_mma_", set())
+        return first | {name for name in recorded if name.startswith(f"w{TILED[kernel].bits}_") and kind in name}
     product = PRODUCTS.get(kernel)
     return {f"w{product.bits}_dequantise.cu" if isinstance(product, DequantiseProduct) else f"{kernel}.cu"}
 

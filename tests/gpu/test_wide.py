@@ -152,7 +152,8 @@ def test_memory_around_the_output_is_left_alone(problem, m):
 
 @hopper
 def test_captured_one_after_the_other_each_waits_for_the_one_before(problem, monkeypatch, cut):
-    """Captured launches may begin while the kernel before them still runs: activations are its output."""
+    """Captured launches may begin while the kernel before them still runs: activations are its output, and arranged where those
+    of the product before may lie."""
     forced(monkeypatch, cut, 0, 3)
     name = NAMES[cut.bits]
     first, second = problem(name, cut.rows - 5, 512, 1024, 64), problem(name, cut.rows - 5, 512, 512, 64)
@@ -178,7 +179,7 @@ def test_captured_one_after_the_other_each_waits_for_the_one_before(problem, mon
 @hopper
 @pytest.mark.parametrize("name", NAMES.values())
 def test_two_streams_at_once_with_other_shapes(problem, name):
-    """Clusters of both share the card."""
+    """Each has memory of its own to arrange activations in; clusters of both share the card."""
     problems = [problem(name, m, n, k, 128) for m, n, k in ((64, 1000, 4096), (200, 700, 2048), (33, 5632, 1024))]
     expected = [p.run(name) for p in problems]
     streams = [torch.cuda.Stream() for _ in problems]

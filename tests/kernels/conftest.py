@@ -43,7 +43,7 @@ NUMBERS = {
 UNPACK = {4: 100, 3: 101}  # requests that run one thread's unpacking
 DEQUANTISE = {"w4_dequantise": 102, "w3_dequantise": 103}
 OP_NUMBERS = {name: number for number, name in enumerate(OPS)}  # host_ops/run_ops.cpp numbers the kernels in this order
-WIDE_NUMBERS = {name: number for number, name in enumerate(cut.name for cut in CUTS)}  # host_wide
+WIDE_NUMBERS = {name: number for number, name in enumerate(("arrange_rows", *(cut.name for cut in CUTS)))}  # host_wide
 
 
 @dataclass(frozen=True)

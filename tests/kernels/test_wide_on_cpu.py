@@ -26,7 +26,13 @@ NAMED = pytest.mark.parametrize("cut", CUTS, ids=[cut.name for cut in CUTS])
 @pytest.fixture
 def on_host(host_wide, monkeypatch) -> None:
     """The launcher, sending its work to the CPU program."""
-    monkeypatch.setattr(wide, "launch_op", host_wide.launch)
+
+    def launch(op, grid, tensors, *numbers, **more):
+        if op is wide.ARRANGE:
+            tensors[1].fill_(torch.nan)
+        host_wide.launch(op, grid, tensors, *numbers, **more)
+
+    monkeypatch.setattr(wide, "launch_op", launch)
     monkeypatch.setattr(wide, "OPS", OPS)
 
 
@@ -100,8 +106,8 @@ def test_nan_and_infinity_stay_in_their_rows(on_host, make_weight, cut):
 
 def test_cuts_are_those_of_the_program():
     text = (Path(__file__).parent / "host_wide/run_wide.cpp").read_text()
-    found = re.findall(r"WideCut<Words, (\d+), (\d+), (\d+), (\d+), (\d+), (\d+)>", text)
-    assert [tuple(map(int, numbers)) for numbers in found] == list(KINDS)
+    found = re.findall(r"WideCut<Words, (\d+), (\d+), (\d+), (\d+), (\d+), (\d+), (\w+)>", text)
+    assert [(*map(int, numbers), arranged == "true") for *numbers, arranged in found] == list(KINDS)
 
 
 @pytest.mark.parametrize("m", [1, 40])
@@ -123,8 +129,9 @@ def test_cuts_are_those_of_the_sources():
     assert sorted(path.stem for path in SOURCES.glob("w*_wide_*.cu")) == sorted(cut.name for cut in WIDE_CUTS)
     for cut in WIDE_CUTS:
         text = (SOURCES / f"{cut.name}.cu").read_text()
-        pattern = r"WIDE_KERNEL\((\w+), W(\d)Words, " + ", ".join([r"(\d+)"] * 6) + r"\)"
-        (name, bits, *numbers), *_ = re.findall(pattern, text)
+        pattern = r"WIDE_KERNEL\((\w+), W(\d)Words, " + ", ".join([r"(\d+)"] * 6) + r", (\w+)\)"
+        (name, bits, *numbers, arranged), *_ = re.findall(pattern, text)
+        assert arranged == str(cut.arranged).lower()
         assert (name, bits) == (cut.name, str(cut.bits))
         assert [*map(int, numbers)] == [cut.across, cut.teams, cut.rows, cut.stages, cut.depth, cut.step]
 

@@ -18,7 +18,8 @@ def test_where_every_row_names_a_kernel_only_its_sources_count(tmp_path: Path, m
     (tmp_path / "a.cuh").write_text('  #include "deep.cuh"\n#include "a.cuh"\n')
     (tmp_path / "w4_dequantise.cu").write_text("")
     (tmp_path / "w4_mma_8.cu").write_text('#include "deep.cuh"\n')
-    names = ("a.cu", "a.cuh", "b.cu", "deep.cuh", "gone.cu", "w3_wide_1.cu", "w4_dequantise.cu", "w4_mma_8.cu")
+    names = ("a.cu", "a.cuh", "b.cu", "deep.cuh", "gone.cu", "w4_dequantise.cu", "w4_mma_8.cu")
+    names += ("arrange_rows.cu", "w3_wide_1.cu")
     recorded = dict.fromkeys(names, "1")
 
     def changed(name: str, *kernels: str | None) -> list[str]:
@@ -31,8 +32,9 @@ def test_where_every_row_names_a_kernel_only_its_sources_count(tmp_path: Path, m
     assert changed("w4_mma_8.cu", "w4_mma_small") == ["w4_mma_8.cu"]  # its launcher chooses among several
     assert changed("deep.cuh", "w4_mma_small") == ["deep.cuh"]
     assert changed("w4_mma_8.cu", "w3_mma_small", "w4_dequantise_cublas") == []
-    assert changed("w3_wide_1.cu", "w3_wide") == ["w3_wide_1.cu"]
-    assert changed("w3_wide_1.cu", "w4_dequantise_cublas", "w3_mma_small") == []
+    for source in ("w3_wide_1.cu", "arrange_rows.cu"):
+        assert changed(source, "w3_wide") == [source]
+        assert changed(source, "w4_dequantise_cublas", "w3_mma_small") == []
     assert changed("b.cu", "a", None) == ["b.cu"]  # a row that names none may have run any
     assert changed("b.cu") == ["b.cu"]
     without = {name: digest for name, digest in recorded.items() if name != "gone.cu"}

@@ -40,11 +40,6 @@ __device__ __forceinline__ int settled(int number) {
     return number;
 }
 
-__device__ __forceinline__ const char* settled(const char* at) {
-    asm volatile("" : "+l"(at));
-    return at;
-}
-
 // Either half of a * b, rounded.
 __device__ __forceinline__ unsigned mul_pair(unsigned a, unsigned b) {
     unsigned result;

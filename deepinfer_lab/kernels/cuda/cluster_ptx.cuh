@@ -17,12 +17,6 @@ __device__ __forceinline__ void copy_async_where(char* to, const void* from, boo
                  : "memory");
 }
 
-// A word as `copy_async` has 16 bytes; zero where `valid` is not.
-__device__ __forceinline__ void copy_word(char* to, const void* from, bool valid) {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(shared_address(to)), "l"(from), "r"(valid ? 4 : 0)
-                 : "memory");
-}
-
 // For all threads of a cluster's blocks, by whole warps. What they have written to their shared memory before, the others see.
 __device__ __forceinline__ void sync_cluster() {
     asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
@@ -43,6 +37,13 @@ __device__ __forceinline__ float4 load_from_block(const float4* from, int rank) 
         : "r"(shared_address(from)), "r"(rank)
         : "memory");
     return v;
+}
+
+// One lane of a whole warp, always the same. The compiler knows that it is one, which it does not of a lane chosen by number.
+__device__ __forceinline__ bool elected() {
+    unsigned one;
+    asm volatile("{.reg .pred p;\nelect.sync _|p, 0xFFFFFFFF;\nselp.u32 %0, 1, 0, p;}" : "=r"(one));
+    return one;
 }
 
 // Four 8 x 8 matrices of 16-bit values, transposed on their way: of row g of matrix i, lane 4g + t has columns 2t and 2t + 1 in

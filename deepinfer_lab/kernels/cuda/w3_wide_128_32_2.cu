@@ -1,3 +1,3 @@
 // Blocks of 32 activation rows and 128 outputs of a W3 weight in tiles, by two teams.
 #include "wide.cuh"
-WIDE_KERNEL(w3_wide_128_32_2, W3Words, 2, 2, 32, 12, 6, 4)
+WIDE_KERNEL(w3_wide_128_32_2, W3Words, 2, 2, 32, 12, 6, 4, false)

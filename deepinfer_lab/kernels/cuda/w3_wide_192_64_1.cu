@@ -1,3 +1,3 @@
 // Blocks of 64 activation rows and 192 outputs of a W3 weight in tiles.
 #include "wide.cuh"
-WIDE_KERNEL(w3_wide_192_64_1, W3Words, 3, 1, 64, 7, 6, 4)
+WIDE_KERNEL(w3_wide_192_64_1, W3Words, 3, 1, 64, 7, 6, 4, false)

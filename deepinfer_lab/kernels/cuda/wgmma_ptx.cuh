@@ -49,6 +49,28 @@ __device__ __forceinline__ void copy_bulk(char* to, const char* from, int bytes,
                  : "memory");
 }
 
+// 16 bytes that an earlier kernel may have written, where there are any. `volatile`, or the load would sink to its use.
+__device__ __forceinline__ void load_ahead(uint4& to, const char* from, bool there) {
+    asm volatile("{.reg .pred p; setp.ne.b32 p, %5, 0; @p ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];}"
+                 : "+r"(to.x), "+r"(to.y), "+r"(to.z), "+r"(to.w)
+                 : "l"(from), "r"(static_cast<int>(there))
+                 : "memory");
+}
+
+// Zeros, where `cleared`. `volatile`, or what surrounds it would no longer be a branch.
+__device__ __forceinline__ void clear(uint4& value, bool cleared) {
+    asm volatile("{.reg .pred p; setp.ne.b32 p, %4, 0; @p mov.b32 %0, 0; @p mov.b32 %1, 0; @p mov.b32 %2, 0; @p mov.b32 %3, 0;}"
+                 : "+r"(value.x), "+r"(value.y), "+r"(value.z), "+r"(value.w)
+                 : "r"(static_cast<int>(cleared)));
+}
+
+// Four 8 x 8 matrices of 16-bit values. Of row g of matrix i, lane 4g + t has columns 2t and 2t + 1 in its word i, and lane
+// 8i + g says where the row's 16 bytes go.
+__device__ __forceinline__ void store_matrices(char* row, const uint4& words) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared_address(row)), "r"(words.x),
+                 "r"(words.y), "r"(words.z), "r"(words.w)
+                 : "memory");
+}
 // What has been stored to shared memory and this thread knows of, the tensor cores see, too.
 __device__ __forceinline__ void publish_stores() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 

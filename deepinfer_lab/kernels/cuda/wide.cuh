@@ -10,7 +10,9 @@
 //     weights, so each copies its own, DEPTH - 1 units ahead, and waits for no other. (A thread that ordered bulk copies of all
 //     of a block's tiles, two a tile and unit, took longer to do so than tensor cores to multiply.)
 //   Copiers, of one more warpgroup, bring activations to a ring of STAGES slots in the order that products want. A slot has two
-//     barriers, `full` and `empty`.
+//     barriers, `full` and `empty`. Either its four warps read activations as they lie in memory, AHEAD batches of 32 rows at
+//     once: no launch comes before this one, but such a copy of 64 rows takes some 1,560 cycles. Or activations come ARRANGED
+//     (arrange_rows.cu), and one thread orders bulk copies.
 //
 // Each block first has whole tiles to itself, as many as all blocks can have. Of those that are left over a cluster of blocks
 // has at most one, and its blocks and their teams share that by K (wide_results.cuh): no sum passes through the L2.
@@ -18,23 +20,24 @@
 #include "cluster_ptx.cuh"
 #include "wide_units.cuh"
 
-// Threads and warps of a warpgroup; products of 16 of K in a unit.
-constexpr int GROUP = 128, COPIERS = GROUP / 32, PRODUCTS = 8;
+// Threads and warps of a warpgroup; products of 16 of K in a unit; rows of a batch.
+constexpr int GROUP = 128, COPIERS = GROUP / 32, PRODUCTS = 8, BATCH = 32;
 
 // How a kernel's blocks are cut. UNPACK: the weights' layout, `W4Words` or `W3Words`.
-template <class UNPACK, int ACROSS_, int TEAMS_, int ROWS_, int STAGES_, int DEPTH_, int STEP_>
+template <class UNPACK, int ACROSS_, int TEAMS_, int ROWS_, int STAGES_, int DEPTH_, int STEP_, bool ARRANGED_>
 struct WideCut {
     using Words = UNPACK;
     static constexpr int ACROSS = ACROSS_, TEAMS = TEAMS_, ROWS = ROWS_, STAGES = STAGES_, DEPTH = DEPTH_, STEP = STEP_;
+    static constexpr bool ARRANGED = ARRANGED_;
     static constexpr int OUTPUTS = 64 * ACROSS, TILES = OUTPUTS / MMA_N, PAIRS = ROWS / 16;
     static constexpr int BAND = (2048 + ROWS - 1) / ROWS;  // blocks of rows whose activations stay in the L2
     static constexpr int TEAM = GROUP * ACROSS, MULTIPLIERS = TEAM * TEAMS, WARPS = MULTIPLIERS / 32;
     static constexpr int THREADS = MULTIPLIERS + GROUP;
-    // Copiers that fill a slot together, where one would take too long; slots that are filled at the same time.
-    static constexpr int TOGETHER = ROWS > 64 ? 2 : 1, FILLED = STAGES < COPIERS / TOGETHER ? STAGES : COPIERS / TOGETHER;
+    // Batches of activations that are read at once, a wait for the L2 for each so many: where there are registers for them.
+    static constexpr int AHEAD = ACROSS * TEAMS > 3 ? 2 : 4;
     // Registers of a thread: what the launch gives all, then multipliers and the others. A quarter of each group's 128 threads
     // shares 512 of them.
-    static constexpr int ENTRY = 512 / (ACROSS * TEAMS + 1) / 8 * 8, REST = 32;
+    static constexpr int ENTRY = 512 / (ACROSS * TEAMS + 1) / 8 * 8, REST = ARRANGED ? 32 : 32 + 16 * AHEAD;
     static constexpr bool TRADES = ACROSS * TEAMS > 1;
     static constexpr int OWN = (ENTRY * (ACROSS * TEAMS + 1) - REST) / (ACROSS * TEAMS) / 8 * 8;
     // Bytes: half a slot; the ring; a warp's unit, with scales of as many groups as it can have; all that sums may use.
@@ -42,11 +45,12 @@ struct WideCut {
     static constexpr int STAGING = RING + WARPS * DEPTH * UNIT, BARRIERS = STAGING + WARPS * PAIR_BYTES;
     static constexpr int SHARED = BARRIERS + 2 * STAGES * 8;
     static_assert(TEAMS * OUTPUTS * ROWS * 4 <= STAGING, "the sums of all teams lie where slots and weights lay");
-    static_assert(STAGES > TEAMS, "a slot is free again when its team goes on to its next");
-    static_assert(DEPTH >= 3 && ROWS % 16 == 0 && PRODUCTS / STEP % 2 == 0, "a step's registers are known");
+    // Slots are free again when their teams go on to the next: each team has one.
+    static_assert((STAGES - TEAMS) * ROWS >= (ARRANGED ? ROWS : AHEAD * BATCH), "all that comes at once has slots");
+    static_assert(DEPTH >= 3 && ROWS % BATCH == 0 && PRODUCTS / STEP % 2 == 0, "a step's registers are known");
 };
 
-// What a kernel is given.
+// What a kernel is given. x: activations, as they lie or arranged.
 struct Operands {
     const char *x, *tiles, *scales;
     const half_t* bias;
@@ -204,7 +208,8 @@ __device__ __forceinline__ void wide_block(const char* x, const char* tiles, con
         return;
     }
     if constexpr (C::TRADES) give_registers<C::REST>();
-    copy_rows(block, of, warp - C::WARPS);
+    if constexpr (C::ARRANGED) copy_arranged(block, of, warp);
+    else copy_rows(block, of, warp - C::WARPS);
     if (block.shares()) join_shared();
 }
 

@@ -65,60 +65,124 @@ struct Weights {
     }
 };
 
-// By one thread of the copiers.
+// By one thread of the copiers. arrivals: those that a slot waits for to be full.
 template <class C>
-__device__ __forceinline__ void start_barriers(const Block<C>& block) {
+__device__ __forceinline__ void start_barriers(const Block<C>& block, int arrivals) {
     if (threadIdx.x != C::MULTIPLIERS) return;
     for (int slot = 0; slot < C::STAGES; ++slot) {
-        start(block.full(slot), C::TOGETHER * 32);
+        start(block.full(slot), arrivals);
         start(block.empty(slot), C::TEAM / 32);
     }
 }
 
-// A copier: TOGETHER warps fill a slot, others the next. A lane copies a word of a row's half, 64 of k, at a time, and puts it in
-// its place: so pairs are transposed on their way, and no register holds them.
+// A thread's part of a batch, 32 rows by 128 of k: 16 bytes of two rows' two halves.
+struct Batch {
+    uint4 of[4] = {};
+    int at;            // bytes of a slot's half before the batch
+    bool there, last;  // in its unit
+};
+
+// What a thread reads of activations, in order, from one stretch to the next. Eight lanes read 64 of k of a row: whole lines.
+template <class C>
+struct Rows {
+    static constexpr int BATCHES = C::ROWS / BATCH;
+    const char* from;         // in the first row of the next batch
+    int index = 0, left = 0;  // the next stretch; units of the one at hand
+    int batch;                // the next one of its unit
+    int first, rows, k;       // of the thread's rows of a unit, the first; from `from` on, rows to M, and k to K
+    const size_t apart;       // bytes from a batch to the next
+
+    __device__ __forceinline__ Rows(const Block<C>& block, const Operands& of, int warp)
+        : first(4 * warp + threadIdx.x % 32 / 8), apart(static_cast<size_t>(of.k) * 2 * BATCH) {}
+    __device__ __forceinline__ void begin(const Block<C>& block, const Operands& of) {
+        if (index == block.stretches()) return;
+        const Stretch part = block.stretch(index++);
+        const int block_row = block.first_row(part), at = part.begin * MMA_K + threadIdx.x % 8 * 8;
+        left = part.count, batch = 0, rows = of.m - block_row - first, k = of.k - at;
+        from = of.x + (static_cast<size_t>(block_row + first) * of.k + at) * 2;
+    }
+    __device__ __forceinline__ void load(const Block<C>& block, const Operands& of, Batch& to) {
+        if (left == 0) begin(block, of);
+        to.there = left > 0;
+        if (!to.there) return;
+        to.at = batch * BATCH * ROW_BYTES, to.last = batch + 1 == BATCHES;
+        if (k + threadIdx.x % 8 * 8 < MMA_K) {  // K ends in this unit, for all lanes: zeros from there on
+#pragma unroll
+            for (int i = 0; i < 4; ++i) clear(to.of[i], k <= i % 2 * 64);
+        }
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            load_ahead(to.of[i], from + i / 2 * (apart / 2) + i % 2 * ROW_BYTES, rows > i / 2 * 16 && k > i % 2 * 64);
+        }
+        ++batch, from += apart, rows -= BATCH;
+        if (!to.last) return;
+        from += 2 * ROW_BYTES - BATCHES * apart, rows += C::ROWS, k -= MMA_K, batch = 0, --left;
+    }
+};
+
+// A copier: activations to slots (wide_units.cuh). What storing fragments as matrices makes of 16 bytes a lane is their
+// transposition.
 template <class C>
 __device__ __forceinline__ void copy_rows(const Block<C>& block, const Operands& of, int warp) {
-    const int lane = threadIdx.x % 32, chunk = lane / 16 * 4 + lane % 4, word = lane % 16 / 4;
-    const int which = warp / C::TOGETHER, first_row = warp % C::TOGETHER * 8;
-    start_barriers(block);
-    __syncthreads();
-    if (which >= C::FILLED) return;
+    const int lane = threadIdx.x % 32, row = 4 * warp + lane % 8 / 2, chunk = lane % 2 * 4 + lane / 8;
+    char* const own = block.shared + row * ROW_BYTES + (chunk ^ row % 8) * 16;
+    Rows<C> rows(block, of, warp);
     await_previous();
-    Turn<C::STAGES> turn(0);
-    turn.advance(which);
-    const size_t row = static_cast<size_t>(of.k) * 2;
-    const int stretches = block.stretches();
-    int unit = which;
-    for (int index = 0; index < stretches; ++index) {
-        const Stretch part = block.stretch(index);
-        const int first = block.first_row(part), rows = min(of.m - first, C::ROWS) - first_row;
-        for (; unit < part.count; unit += C::FILLED) {
-            const int at = (part.begin + unit) * MMA_K + 2 * lane;  // of K
-            const bool there[2] = {at < of.k, at + 64 < of.k};
-            const char* from = of.x + (first + first_row) * row + at * 2;
-            char* to = block.slot(turn.slot) + first_row * ROW_BYTES + 4 * word;
-            const auto copy_row = [&](int i) {
-                char* const own = to + i * ROW_BYTES + (chunk ^ i) * 16;
-                copy_word(own, from, there[0]), copy_word(own + C::HALF, from + ROW_BYTES, there[1]);
-                from = settled(from + row);
-            };
-            await_or_trap(block.empty(turn.slot), turn.parity ^ 1);
-            int left = rows;
-#pragma unroll 1
-            for (; left >= 8; left -= 8 * C::TOGETHER) {
+    Batch ahead[C::AHEAD];
 #pragma unroll
-                for (int i = 0; i < 8; ++i) copy_row(i);
-                from += (C::TOGETHER - 1) * 8 * row, to += C::TOGETHER * 8 * ROW_BYTES;
-            }
-#pragma unroll 1
-            for (int i = 0; i < left; ++i) copy_row(i);
-            commit_copies();
-            wait_copies<0>();
-            publish_stores();
-            arrive(block.full(turn.slot));
-            turn.advance(C::FILLED);
+    for (int i = 0; i < C::AHEAD; ++i) rows.load(block, of, ahead[i]);
+    start_barriers(block, COPIERS);
+    __syncthreads();
+    Turn<C::STAGES> turn(0);
+    int next = 0;  // the slot that is the next to be full
+    while (ahead[0].there) {
+        int units = 0;
+#pragma unroll
+        for (int i = 0; i < C::AHEAD; ++i) {
+            if (!ahead[i].there) break;
+            if (ahead[i].at == 0) await_or_trap(block.empty(turn.slot), turn.parity ^ 1);
+            char* const to = own + turn.slot * 2 * C::HALF + ahead[i].at;
+#pragma unroll
+            for (int j = 0; j < 4; ++j) store_matrices(to + j / 2 * 16 * ROW_BYTES + j % 2 * C::HALF, ahead[i].of[j]);
+            if (ahead[i].last) turn.advance(1), ++units;
         }
-        unit -= part.count;
+        publish_stores();  // while nothing is on its way: it would wait for loads, too
+        __syncwarp();
+        for (; units > 0; --units) {
+            if (lane == 0) arrive(block.full(next));
+            if (++next == C::STAGES) next = 0;
+        }
+#pragma unroll
+        for (int i = 0; i < C::AHEAD; ++i) rows.load(block, of, ahead[i]);
     }
+}
+
+// The copiers where activations come arranged: one thread orders copies of whole slots, the others have nothing to do.
+template <class C>
+__device__ __forceinline__ void copy_arranged(const Block<C>& block, const Operands& of, int warp) {
+    start_barriers(block, 1);
+    publish_barriers();
+    __syncthreads();
+    await_previous();
+    if (warp == C::WARPS && elected()) {
+        const int rows = padded_rows(of.m), stretches = block.stretches();
+        const size_t half = static_cast<size_t>(rows) * ROW_BYTES;
+        Turn<C::STAGES> turn(0);
+        for (int index = 0; index < stretches; ++index) {
+            const Stretch part = block.stretch(index);
+            const int first = block.first_row(part), bytes = min(rows - first, C::ROWS) * ROW_BYTES;
+            const char* from = of.x + 2 * part.begin * half + static_cast<size_t>(first) * ROW_BYTES;
+            for (int left = part.count; left > 0; --left) {
+                await_or_trap(block.empty(turn.slot), turn.parity ^ 1);
+                PhaseBarrier* const full = block.full(turn.slot);
+                char* const to = block.slot(turn.slot);
+                arrive_expecting(full, 2 * bytes);
+                copy_bulk(to, from, bytes, full);
+                copy_bulk(to + C::HALF, from + half, bytes, full);
+                from += 2 * half;
+                turn.advance(1);
+            }
+        }
+    }
+    __syncwarp();
 }

@@ -9,6 +9,7 @@
 
 constexpr int ROW_BYTES = 128;   // of a row's activations: 64 of k, half a unit
 constexpr int PAIR_BYTES = 512;  // of results of a tile and 16 rows
+__device__ __forceinline__ int padded_rows(int m) { return (m + 7) / 8 * 8; }  // of arranged activations
 
 // a / b, neither negative, and mostly at once: a division takes some 150 cycles, and blocks begin with several.
 __device__ __forceinline__ int over(int a, int b) { return b == 1 ? a : a < b ? 0 : static_cast<unsigned>(a) / b; }

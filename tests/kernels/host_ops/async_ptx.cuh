@@ -43,7 +43,6 @@ void sync_team(int id) {
 #endif
 
 inline int settled(int number) { return number; }
-inline const char* settled(const char* at) { return at; }
 inline unsigned mul_pair(unsigned a, unsigned b) {
     return half_pair(half_of(a, 0) * half_of(b, 0), half_of(a, 1) * half_of(b, 1));
 }

@@ -87,6 +87,27 @@ inline void copy_bulk(char* to, const char* from, int bytes, PhaseBarrier* barri
     phases_changed();
 }
 
+inline void load_ahead(uint4& to, const char* from, bool there) {
+    if (reinterpret_cast<size_t>(from) % 16) std::abort();
+    if (there) to = *reinterpret_cast<const uint4*>(from);
+}
+inline void clear(uint4& value, bool cleared) {
+    if (cleared) value = {0, 0, 0, 0};
+}
+
+inline uint4 lanes_words[1024];
+inline void store_matrices(char* row, const uint4& words) {
+    if (reinterpret_cast<size_t>(row) % 16) std::abort();
+    lanes_words[threadIdx.x] = words;
+    sync_warp();
+    const int warp = threadIdx.x / 32 * 32, matrix = threadIdx.x % 32 / 8, g = threadIdx.x % 8;
+    for (int t = 0; t < 4; ++t) {
+        const uint4& from = lanes_words[warp + 4 * g + t];
+        const unsigned of[4] = {from.x, from.y, from.z, from.w};
+        std::memcpy(row + 4 * t, of + matrix, 4);
+    }
+    sync_warp();
+}
 inline void publish_stores() {}
 template <int N>
 inline void give_registers() {}

@@ -18,11 +18,6 @@ inline void await_or_trap(PhaseBarrier* barrier, unsigned parity) { await(barrie
 inline void copy_async_where(char* to, const void* from, bool wanted) {
     if (wanted) copy_async(to, from, true);
 }
-inline void copy_word(char* to, const void* from, bool valid) {
-    if (reinterpret_cast<size_t>(to) % 4 || (valid && reinterpret_cast<size_t>(from) % 4)) std::abort();
-    open_copies[threadIdx.x].push_back({to, valid ? from : nullptr, 4});
-    std::memset(to, 0xFF, 4);
-}
 inline void sync_cluster() { wait_at(cluster_barrier); }
 inline void leave_cluster() { wait_at(cluster_barrier); }
 inline float4 load_from_block(const float4* from, int rank) {
@@ -77,6 +72,7 @@ void launch_clusters(int grid, int blocks, int threads, int shared, int seed, Ke
     }
 }
 
+inline bool elected() { return threadIdx.x % 32 == 0; }
 inline char* transposed_rows[1024];
 inline void store_transposed(char* row, const unsigned (&words)[4]) {
     if (reinterpret_cast<size_t>(row) % 16) std::abort();

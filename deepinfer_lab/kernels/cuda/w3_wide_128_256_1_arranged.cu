@@ -1,0 +1,3 @@
+// Blocks of 256 arranged activation rows and 128 outputs of a W3 weight in tiles.
+#include "wide.cuh"
+WIDE_KERNEL(w3_wide_128_256_1_arranged, W3Words, 2, 1, 256, 3, 3, 4, true)

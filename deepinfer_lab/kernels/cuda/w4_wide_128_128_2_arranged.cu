@@ -1,0 +1,3 @@
+// Blocks of 128 arranged activation rows and 128 outputs of a W4 weight in tiles, by two teams.
+#include "wide.cuh"
+WIDE_KERNEL(w4_wide_128_128_2_arranged, W4Words, 2, 2, 128, 4, 5, 2, true)

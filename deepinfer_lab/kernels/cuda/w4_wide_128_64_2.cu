@@ -1,3 +1,0 @@
-// Blocks of 64 activation rows and 128 outputs of a W4 weight in tiles, by two teams.
-#include "wide.cuh"
-WIDE_KERNEL(w4_wide_128_64_2, W4Words, 2, 2, 64, 6, 6, 4)

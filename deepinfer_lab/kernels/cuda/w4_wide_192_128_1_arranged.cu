@@ -1,0 +1,3 @@
+// Blocks of 128 arranged activation rows and 192 outputs of a W4 weight in tiles.
+#include "wide.cuh"
+WIDE_KERNEL(w4_wide_192_128_1_arranged, W4Words, 3, 1, 128, 4, 5, 4, true)

@@ -1,0 +1,3 @@
+// Blocks of 192 arranged activation rows and 192 outputs of a W4 weight in tiles.
+#include "wide.cuh"
+WIDE_KERNEL(w4_wide_192_192_1_arranged, W4Words, 3, 1, 192, 3, 5, 2, true)

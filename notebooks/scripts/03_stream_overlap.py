@@ -248,7 +248,9 @@ claim("as its steps carry less than half as many requests", beside["rows"] < 0.5
 calm = crowd.loc[["dual-stream-async", "priority"], "ITL p99"].max() / crowd.loc[single_lane.index, "ITL p99"].min()
 claim("but both have a p99 gap over a quarter shorter than any single lane's", calm < 3 / 4)
 small, large = by_model[["smollm2-135m", "synthetic:qwen2.5-7b"]]
-claim("over a fifth more than serial with the smallest model, a fifth less with the largest", large < 0.8 and small > 1.2)
+claim(
+    "over a fifth more than serial with the smallest model, a fifth less with the largest", large < 0.8 and small > 1.2
+)
 
 # %% [markdown]
 # A load does not get what overlap gains. What two lanes do more is decode steps, and a step for few reads the same weights as

@@ -426,7 +426,9 @@ claim(
     "however many are in flight, the largest chunk is best; the article says 512 to 1,024",
     (grid.idxmax() == grid.index.max()).all(),
 )
-claim("with chunks of 1,024 and more, one in flight serves over a third more than four", (gained.loc[1024:] > 1 / 3).all())
+claim(
+    "with chunks of 1,024 and more, one in flight serves over a third more than four", (gained.loc[1024:] > 1 / 3).all()
+)
 claim("with chunks of 128, one loses some", gained[128] < 0)
 
 # %% [markdown]

@@ -19,7 +19,8 @@ POSITION_BYTES = 2 * WARPS * 8 * 4 + HEAD_DIM * 2
 ATTENTION_BYTES = 10 * 160 * 2 + 8 * 32 * 16 + 16 * 8 * 8 * 2 + 2 * 16 * 8 * 4
 PRODUCTS, PHASES = 4, 5
 QKV, OUT, GATE_UP, DOWN = range(PRODUCTS)
-FEWEST_SLOTS = 5  # of the ring: with fewer, memory would wait
+UNDER_WAY = 3  # slots of the ring: with fewer, memory would wait
+CACHED_BYTES = 2 * WARPS * 8 * HEAD_DIM * 2  # K and V of a round, in the place of the ring's last slots
 MOST_POSITIONS = 2 * WARPS * 8  # of a split: two rounds
 EVEN = 1.06  # what the block with most may have of a product, relative to an even share
 GROUP, CAPABILITY = 128, (9, 0)
@@ -87,9 +88,10 @@ def obstacle(shape: ChainShape, blocks: int, shared: int) -> str | None:
     if not _splits(shape, used):
         return f"{used} blocks for {shape.kv_heads} KV heads, must be at least as many"
     depth = _depth(shape, used, shared)
-    if depth >= FEWEST_SLOTS:
+    fewest = -(-CACHED_BYTES // _slot(shape)) + UNDER_WAY
+    if depth >= fewest:
         return None
-    return f"{shared} bytes of shared memory hold {depth} slots, must be at least {FEWEST_SLOTS}"
+    return f"{shared} bytes of shared memory hold {depth} slots, must be at least {fewest}"
 
 
 @functools.lru_cache
@@ -158,7 +160,7 @@ def _slot(shape: ChainShape) -> int:
 def _fixed(shape: ChainShape, blocks: int) -> int:
     """Bytes of shared memory of a block in front of its ring: `Space` in chain_space.cuh, and what that speaks of."""
     most = max(shape.hidden, shape.q_size, shape.intermediate)
-    space = _up(CHAIN_BYTES + SHARE_BYTES + WARPS * 8 + 5 * 4 + 11 * 4) + WARPS * 4
+    space = _up(CHAIN_BYTES + SHARE_BYTES + WARPS * 8 + 5 * 4 + 13 * 4) + WARPS * 4
     digits = max(2 * (most + 16), ATTENTION_BYTES)
     hidden = 2 * shape.hidden * 2  # of x and of a norm's weight
     sums = _most_tiles(shape, blocks) * WARPS * UNIT_N * 4

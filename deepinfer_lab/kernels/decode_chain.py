@@ -100,7 +100,7 @@ class DecodeChain:
 
         self.found = places(sum(self._found_sizes()))
         self.gated = places(shape.intermediate // 2)
-        self.attended = places(MOST_SPLITS, shape.heads * (HEAD_DIM // 2 + STATS))
+        self.attended = places(shape.heads * (MOST_SPLITS * (HEAD_DIM // 2 + STATS) + HEAD_DIM // 2))
         if device.type == "cuda":
             torch.cuda.current_stream(device).synchronize()  # other streams will use them, too
 

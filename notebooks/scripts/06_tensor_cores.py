@@ -262,7 +262,12 @@ if ladder is not None:
 # - **Weights wait for nobody.** They are no block's output, so one warp of each block copies them into a ring in shared memory,
 #   product after product and layer after layer, a ring's length ahead of those that multiply, whatever these wait for.
 # - **How many copies under way.** Enough to keep the memory busy, and no more: a word that all wait for stands in line behind
-#   them. It is one slot of the ring a block with 4 bits, and two with 3.
+#   them. It is three slots of the ring while a block multiplies, and one while it waits.
+# - **Nor do keys and values wait.** All but the new token's were there before. They lie in shared memory a layer ahead, in the
+#   place of some of the ring's slots: asked for when they are needed, they would stand in front of the words that their block
+#   waits for.
+# - **Splits become one.** The blocks that share the positions of a KV head join what they have found, and the others read that
+#   alone, instead of each what all splits have left.
 #
 # Where it should stop paying:
 #

@@ -7,6 +7,8 @@ import torch
 from chain_models import BLOCK, SLOTS, make, normed, reference
 
 from deepinfer_lab.kernels.chain_plan import CAPABILITY, ChainShape
+from deepinfer_lab.kernels.decode_chain import DecodeChain, LayerTensors
+from deepinfer_lab.kernels.tiles_check import UNIT_K, UNIT_N, unit_bytes
 
 pytestmark = pytest.mark.skipif(
     torch.cuda.is_available() and torch.cuda.get_device_capability() != CAPABILITY,
@@ -79,3 +81,40 @@ def test_in_a_graph_and_after_a_launch_that_stopped_early():
         graph.replay()
     torch.cuda.synchronize()
     assert all(map(torch.equal, found, expected))
+
+
+def large_layer(shape: ChainShape, positions: int) -> LayerTensors:
+    """Random bytes for weights, whose scales are small enough for what comes of them."""
+    cuda = {"device": "cuda"}
+    products = []
+    for (n, k), bits in zip(shape.products, (shape.attention_bits,) * 2 + (shape.mlp_bits,) * 2, strict=True):
+        tiles = torch.randint(0, 256, (n // UNIT_N, k // UNIT_K, unit_bytes(bits)), dtype=torch.uint8, **cuda)
+        products.append((tiles, (torch.rand(*tiles.shape[:2], 8, 2, **cuda) / (8 * k**0.5)).half()))
+    norm = torch.ones(shape.hidden, dtype=torch.float16, **cuda)
+    k, v = torch.randn(2, positions, shape.kv_heads, 128, dtype=torch.float16, **cuda)
+    return LayerTensors(tuple(products), None, norm, norm, k, v)
+
+
+def test_the_same_bits_every_time():
+    """Where the memory is busiest: a 7B model, and two rounds of positions. A weight that is overwritten before all have
+    read it shows, if rarely: without `finish_reads`, and with slots left as soon as loads were issued, in one such step of a
+    thousand."""
+    shape, positions, launches = ChainShape(28, 3584, 18944, 28, 4, 4, 4), 2048, 5_000
+    layers = [large_layer(shape, positions) for _ in range(shape.layers)]
+    angles = torch.randn(positions, 64).cuda()
+    cos, sin = angles.cos().half(), angles.sin().half()
+    chain = DecodeChain(shape, layers, layers[0].input_norm, cos, sin, eps=1e-6, block_size=16)
+    table = torch.randperm(positions // 16).cuda().unsqueeze(0)
+    given = torch.randn(1, shape.hidden).half().cuda(), table, torch.tensor([2000]).cuda()
+    expected = [each.clone() for each in chain(*given)]
+    assert all(each.isfinite().all() for each in expected)
+    differing = torch.zeros((), dtype=torch.int64, device="cuda")
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        found = chain(*given)
+        differing += torch.stack([(a != b).any() for a, b in zip(found, expected, strict=True)]).any()
+    for _ in range(launches):
+        graph.replay()
+    assert differing.item() == 0

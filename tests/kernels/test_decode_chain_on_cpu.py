@@ -60,7 +60,7 @@ CASES = {
     "three bits in the MLP, eight query heads a KV head": (ChainShape(1, 384, 256, 8, 1, 4, 3), 4, 130, 2),
     "a block for each tile of o and down": (ChainShape(3, 128, 128, 1, 1, 4, 3), 23, 9, 3),
     "all splits, three bits": (ChainShape(1, 128, 256, 7, 1, 3, 3), 8, 1000, 4),
-    "sixteen blocks, more of gated than threads take at once": (ChainShape(1, 256, 12416, 2, 1, 3, 3), 16, 130, 6),
+    "sixteen blocks, more of gated than threads take at once": (ChainShape(1, 256, 8320, 2, 1, 3, 3), 16, 130, 6),
     "as many units of K as there are warps": (ChainShape(1, 2048, 128, 1, 1, 4, 3), 3, 40, 5),
 }
 

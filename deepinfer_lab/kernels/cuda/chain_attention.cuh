@@ -6,7 +6,8 @@
 //
 // so that K and V take 16 registers each and a warp's part of O four, and two warps' meet in the end. K and V of the token
 // itself are not in the cache yet: each block makes them, and puts them in the place of what it read there. So what it reads
-// has nothing to do with the kernel's other work and is under way before that is done.
+// has nothing to do with the kernel's other work and is in shared memory before that is done: what attention waits for would
+// stand in line behind it. What the splits of a KV head have found its own blocks make one.
 #pragma once
 #include "chain_positions.cuh"
 
@@ -79,6 +80,42 @@ __device__ __forceinline__ void make_rows(const Space& space, const ChainLayer& 
     }
 }
 
+// What the splits have found becomes one: the block's share of that, so that others need to read no more.
+__device__ __forceinline__ void join_splits(const Space& space) {
+    const Chain& of = space.of;
+    const int splits = space.splits, end = space.joined_at(space.item.split + 1);
+#pragma unroll 1
+    for (int at = space.joined_at(space.item.split) + this_thread(); at < end; at += CHAIN_THREADS) {
+        uint2 v[2][MOST_SPLITS];  // values; and top and sum
+        await_words(
+            reinterpret_cast<uint2(&)[2 * MOST_SPLITS]>(v), [&](int i) { return i % MOST_SPLITS < splits; },
+            [&](int i) {
+                const auto* const from = reinterpret_cast<const uint2*>(of.split(i % MOST_SPLITS));
+                return from + (i < MOST_SPLITS ? at : of.stats() / 2 + at / (HEAD_DIM / 4) * 2);
+            });
+        float highest = LOWEST, total = 0.0f, sum[4] = {};
+#pragma unroll
+        for (int i = 0; i < MOST_SPLITS; ++i) {
+            if (i < splits) highest = fmaxf(highest, __uint_as_float(v[1][i].x));
+        }
+#pragma unroll
+        for (int i = 0; i < MOST_SPLITS; ++i) {
+            if (i >= splits) continue;
+            const float weight = exp2_approx(__uint_as_float(v[1][i].x) - highest) * __uint_as_float(v[1][i].y);
+            float a[4];
+            float_four(v[0][i], a);
+#pragma unroll
+            for (int j = 0; j < 4; ++j) sum[j] += weight * a[j];
+            total += weight;
+        }
+        const float part = __fdividef(1.0f, total);
+#pragma unroll
+        for (int j = 0; j < 4; ++j) sum[j] *= part;
+        const uint2 four = half_four(sum);
+        put(of.joined() + 2 * at, four.x), put(of.joined() + 2 * at + 1, four.y);
+    }
+}
+
 // A block's part of it.
 __device__ __forceinline__ void attend(int phase) {
     using S = Spread<HEAD_DIM, 2>;
@@ -86,20 +123,25 @@ __device__ __forceinline__ void attend(int phase) {
     const Item& its = space.item;
     if (its.end == 0) return;
     const ChainLayer& layer = space.layer(phase / PHASES);
-    RoundTile tile;
-    tile.load(space, layer, its.begin);
+    const unsigned thread = this_thread();
+    const int warp = thread / 32, lane = thread % 32, g = lane / 4, t = lane % 4;
+    const int end = its.end, last = its.last;
+    Keys keys;
+    Stripe stripe;
+    const auto take_round = [&](int round) {
+        if (round + warp * EACH_WARP < end) keys.load(space, warp * EACH_WARP + g, t);
+        stripe.load(space, end - round);
+    };
+    take_round(its.begin);  // there since `add_norm`
     make_rows(space, layer);
     stamp(phase, AFTER_WAIT);
     sync_chain();
     stamp(phase, AFTER_INPUT);
+    static_assert(MOST_POSITIONS == 2 * ROUND, "one more");
+    if (its.rounds() > 1) copy_round(space, layer, its.begin + ROUND);
     AttentionSpace& shared = space.attention();
-    const unsigned thread = this_thread();
-    const int warp = thread / 32, lane = thread % 32, g = lane / 4, t = lane % 4;
-    const int end = its.end, last = its.last;
     const float scale = space.of.scale_log2;
     int round = its.begin;
-    Keys& keys = tile.keys;
-    Stripe& stripe = tile.stripe;
 
     float highest = LOWEST, total = 0.0f, o[2][4] = {};  // of head g; and two chains
 #pragma unroll 1
@@ -107,7 +149,7 @@ __device__ __forceinline__ void attend(int phase) {
         const int position = round + warp * EACH_WARP + g;  // of K
         const bool renew = end > last && round + ROUND > last;
         if (position - g < end) {
-            if (renew && position >= last) keys.load(shared.rows[HEADS], t);
+            if (renew && position >= last) keys.renew(shared.rows[HEADS], t);
             float s[2][4] = {};
 #pragma unroll
             for (int step = 0; step < S::STEPS; ++step) {
@@ -163,8 +205,9 @@ __device__ __forceinline__ void attend(int phase) {
         }
         round += ROUND;
         if (round >= end) break;
-        tile.load(space, layer, round);
-        sync_chain();  // all have read what the warps have left
+        wait_copies<0>();
+        sync_chain();  // and all have read what the warps have left
+        take_round(round);
     }
 
     float part[2];
@@ -177,14 +220,15 @@ __device__ __forceinline__ void attend(int phase) {
     if (warp < STRIPES) {
         const float4 more = shared.out[warp][lane];
         const int ratio = space.ratio, first_head = its.kv_head * ratio;
-        unsigned* const to = space.of.split(its.split);
-        unsigned* const words = to + (first_head * HEAD_DIM + stripe.dim()) / 2 + t * HEAD_DIM;  // of two heads
+        unsigned* const to = space.splits > 1 ? space.of.split(its.split) : space.of.joined();
+        unsigned* const words = to + (first_head * HEAD_DIM + Stripe::dim()) / 2 + t * HEAD_DIM;  // of two heads
         if (2 * t < ratio) put(words, half_pair(o[0][0] + more.x, o[0][2] + more.z));
         if (2 * t + 1 < ratio) put(words + HEAD_DIM / 2, half_pair(o[0][1] + more.y, o[0][3] + more.w));
-        if (warp == 0 && g < ratio) {
+        if (warp == 0 && g < ratio && space.splits > 1) {
             put(to + space.of.stats() + (first_head + g) * 4 + t, t == 0 ? highest : t == 1 ? total : 0.0f);
         }
     }
+    if (space.splits > 1) join_splits(space);
     sync_chain();  // the space is free again
     stamp(phase, AFTER_LEAVING);
 }
@@ -193,6 +237,11 @@ __device__ __forceinline__ void attend(int phase) {
 __device__ __forceinline__ void empty_attended(const Space& space) {
     const Item& its = space.item;
     if (its.end == 0) return;
+#pragma unroll 1
+    for (int i = 2 * space.joined_at(its.split) + this_thread(); i < 2 * space.joined_at(its.split + 1); i += CHAIN_THREADS) {
+        empty(space.of.joined() + i);
+    }
+    if (space.splits == 1) return;
     unsigned* const to = space.of.split(its.split);
     const int first = its.kv_head * space.ratio, words = space.ratio * (HEAD_DIM / 2);
 #pragma unroll 1

@@ -1,4 +1,4 @@
-// Activations of a product in shared memory, as its weights want them (chain_weights.cuh).
+// Activations of a product in shared memory, as its weights want them (chain_operand.cuh).
 //
 // A unit of 128 activations becomes whole numbers of 16 bits, two bytes each: the largest of them is MOST_DIGITS steps, so that
 // none is further off than half a step, a 65,000th of the largest. What fp16 had rounded before was more. A product of bytes

@@ -15,6 +15,8 @@
 //     gate_up               qkv, attention      o                                              down
 //     down                  o                   gated                                          qkv
 //
+// (Of attention, splits' words are read by the blocks of their KV head alone, and what those make of them by all.)
+//
 // No fence stands between a place's being emptied and those later words: a store would have to be on its way for thousands of
 // cycles while later ones of the same block arrive. A launch ends with gated and down of its last layer full, which the first
 // layer of the next one empties, in its turn, like any other.
@@ -33,14 +35,18 @@ __device__ __forceinline__ bool there(const uint4& v) {
 }
 __device__ __forceinline__ bool there(const uint2& v) { return v.x != EMPTY && v.y != EMPTY; }
 
-// All of a thread's words at once. is_one: whether there is an i-th; the others are zeros. from: where it is.
+// A thread's words at once. is_one: whether there is an i-th; the others are zeros. from: where it is.
 template <int COUNT, class Words, class IsOne, class From>
-__device__ __forceinline__ void await_words(Words (&v)[COUNT], const IsOne& is_one, const From& from) {
+__device__ __forceinline__ void ask(Words (&v)[COUNT], const IsOne& is_one, const From& from) {
 #pragma unroll
     for (int i = 0; i < COUNT; ++i) {
         v[i] = {};
         if (is_one(i)) v[i] = look(from(i));
     }
+}
+// What has been asked for, until all of it is there.
+template <int COUNT, class Words, class From>
+__device__ __forceinline__ void await_asked(Words (&v)[COUNT], const From& from) {
     Patience patience;
     for (;;) {
         bool all = true;
@@ -53,4 +59,9 @@ __device__ __forceinline__ void await_words(Words (&v)[COUNT], const IsOne& is_o
             if (!there(v[i])) v[i] = look(from(i));
         }
     }
+}
+template <int COUNT, class Words, class IsOne, class From>
+__device__ __forceinline__ void await_words(Words (&v)[COUNT], const IsOne& is_one, const From& from) {
+    ask(v, is_one, from);
+    await_asked(v, from);
 }

@@ -1,5 +1,5 @@
-// What a block of chain_attention.cuh has of a sequence's positions, and K and V of a round of them in the registers of its
-// warps.
+// What a block of chain_attention.cuh has of a sequence's positions, and K and V of a round of them: in shared memory, and in the
+// registers of its warps.
 #pragma once
 #include "chain_space.cuh"
 #include "paged_tile.cuh"
@@ -27,17 +27,44 @@ __device__ __forceinline__ void place_positions(const Space& space) {
     }
 }
 
+// A round's rows of K, then of V, in a block's shared memory: 16 pieces of 16 bytes each, in an order by which the lanes of a warp
+// that read at once find them at different banks.
+constexpr int ROW_PIECES = HEAD_DIM / 8;
+__device__ __forceinline__ int key_piece(int row, int piece) { return row * ROW_PIECES + (piece ^ row % 2 * 4); }
+__device__ __forceinline__ int value_piece(int row, int piece) { return (ROUND + row) * ROW_PIECES + (piece ^ row / 4 % 4 * 2); }
+
+// Has the round from position `round` on of a layer's K and V copied there: whole products of V.
+__device__ __forceinline__ void copy_round(const Space& space, const ChainLayer& layer, int round) {
+    const int rows = min((space.item.end - round + V_TILE * SHARES - 1) / (V_TILE * SHARES) * (V_TILE * SHARES), ROUND);
+    const int* const positions = space.positions() + round - space.item.begin;
+#pragma unroll 1
+    for (int i = this_thread(); i < rows * ROW_PIECES; i += CHAIN_THREADS) {
+        const int row = i / ROW_PIECES, piece = i % ROW_PIECES, from = positions[row] + piece * 8;
+        copy_async(space.cached() + key_piece(row, piece), layer.k + from);
+        copy_async(space.cached() + value_piece(row, piece), layer.v + from);
+    }
+    commit_copies();
+}
+
 // What a warp has of a round's K: lane 4g + t a quarter of position g's row. Dimensions as paged_tile.cuh has them.
 struct Keys {
     using S = Spread<HEAD_DIM, 2>;
+    static_assert(S::K_BYTES == 16, "a load is a piece");
     unsigned word[S::K_WORDS] = {};  // defined, as in `multiply_units`
 
-    __device__ __forceinline__ void load(const half_t* row, int t) {
-        const auto* const bytes = reinterpret_cast<const unsigned char*>(row);
+    __device__ __forceinline__ void take(int j, const uint4& v) {
+        word[4 * j] = v.x, word[4 * j + 1] = v.y, word[4 * j + 2] = v.z, word[4 * j + 3] = v.w;
+    }
+    // Row `row` of the round.
+    __device__ __forceinline__ void load(const Space& space, int row, int t) {
+        const uint4* const from = space.cached() + key_piece(row, t);
 #pragma unroll
-        for (int j = 0; j < S::K_LOADS; ++j) {
-            ::load<S::K_BYTES>(word + j * words_of(S::K_BYTES), bytes + (j * 4 + t) * S::K_BYTES);
-        }
+        for (int j = 0; j < S::K_LOADS; ++j) take(j, from[row % 2 ? (j ^ 1) * 4 - 4 : j * 4]);
+    }
+    // The token's own.
+    __device__ __forceinline__ void renew(const half_t* row, int t) {
+#pragma unroll
+        for (int j = 0; j < S::K_LOADS; ++j) take(j, reinterpret_cast<const uint4*>(row)[j * 4 + t]);
     }
     __device__ __forceinline__ void fragment(int step, unsigned (&a)[4]) const {
         a[0] = word[2 * step], a[2] = word[2 * step + 1], a[1] = a[3] = 0;
@@ -57,14 +84,15 @@ struct Stripe {
     static __device__ __forceinline__ int first() { return this_thread() / 32 / STRIPES * V_TILE + this_thread() % 4 * 4; }
     __device__ __forceinline__ static constexpr int from(int tile) { return tile * SHARES * V_TILE; }
 
-    // Of the round that `positions` are about, of which there are `count`.
-    __device__ __forceinline__ void load(const half_t* v, int stride, const int* positions, int count) {
+    // Of a round of which there are `count` positions.
+    __device__ __forceinline__ void load(const Space& space, int count) {
+        const uint4* const piece = space.cached() + value_piece(first(), dim() / 8);  // as far into all rows of the lane
+        const unsigned* const its = reinterpret_cast<const unsigned*>(piece) + dim() / 2 % 4;
 #pragma unroll
         for (int tile = 0; tile < V_TILES; ++tile) {
             if (from(tile) >= count) continue;
-            const half_t* row = v + positions[from(tile) + first()] + dim();  // four neighbours are in one block
 #pragma unroll
-            for (int i = 0; i < 4; ++i, row += stride) word[tile][i] = *reinterpret_cast<const unsigned*>(row);
+            for (int i = 0; i < 4; ++i) word[tile][i] = its[(from(tile) + i) * (HEAD_DIM / 2)];
         }
     }
     // In the place of what the cache has for position `last`, and of what is beyond it and counts for nothing: the token's own.
@@ -87,26 +115,14 @@ struct Stripe {
     }
 };
 
-// What a warp has of a round.
-struct RoundTile {
-    Keys keys;
-    Stripe stripe;
-
-    // From position `round` on.
-    __device__ __forceinline__ void load(const Space& space, const ChainLayer& layer, int round) {
-        const Item& its = space.item;
-        const int* const positions = space.positions() + round - its.begin;
-        const int own = this_thread() / 32 * EACH_WARP, lane = this_thread() % 32;
-        if (round + own < its.end) keys.load(layer.k + positions[own + lane / 4], lane % 4);
-        stripe.load(layer.v, space.of.kv_heads * HEAD_DIM, positions, its.end - round);
-    }
-};
-
-// Has K and V of a layer brought to the L2, as far as the block will attend to them: half a row to a thread.
-__device__ __forceinline__ void prefetch_layer(const Space& space, const ChainLayer& layer) {
+// Has K and V of a layer, as far as the block will attend to them, brought nearer: the first round's to shared memory, what is
+// beyond to the L2, half a row to a thread.
+__device__ __forceinline__ void fetch_layer(const Space& space, const ChainLayer& layer) {
+    if (space.item.end == 0) return;
+    copy_round(space, layer, space.item.begin);
     const unsigned thread = this_thread();
 #pragma unroll 1
-    for (int i = thread / 4; i < space.item.end - space.item.begin; i += ROUND) {
+    for (int i = ROUND + thread / 4; i < space.item.end - space.item.begin; i += ROUND) {
         const half_t* const half = (thread & 1 ? layer.k : layer.v) + space.positions()[i] + (thread / 2 & 1) * (HEAD_DIM / 2);
 #pragma unroll
         for (int j = 0; j < HEAD_DIM / 2; j += 16) prefetch_sector(half + j);

@@ -12,6 +12,7 @@ constexpr int CHAIN_WARPS = 16, CHAIN_THREADS = 32 * CHAIN_WARPS;
 constexpr int MOST_PARTS = 2;  // of a tile: blocks that share its units
 constexpr int HEAD_DIM = 128, HEADS = 8, MOST_SPLITS = 8;
 constexpr int EACH_WARP = 8, ROUND = CHAIN_WARPS * EACH_WARP, MOST_POSITIONS = 2 * ROUND;  // of a split
+constexpr int CACHED_BYTES = 2 * ROUND * HEAD_DIM * 2;  // of a round's K and V
 enum ChainProduct { QKV, O, GATE_UP, DOWN, PRODUCTS };
 enum Phase { OF_QKV, OF_ATTENTION, OF_O, OF_GATE_UP, OF_DOWN, PHASES };
 enum Stamp { AFTER_WAIT, AFTER_INPUT, AFTER_PRODUCTS, AFTER_LEAVING, STAMPS };
@@ -24,7 +25,8 @@ struct ChainLayer {
 };
 
 // What a launch is given. x: [hidden]. found: parts of qkv, o and down, one after another. gated: [intermediate].
-// attended: of each split, heads * D values of fp16, and four words a head: its top, its sum, and two zeros.
+// attended: of each split, heads * D values of fp16, and four words a head: its top, its sum, and two zeros; behind them what
+// becomes of all splits, heads * D values.
 // grains: of qkv, o and down, the units of K in a piece.
 struct Chain {
     const half_t* x;
@@ -42,6 +44,7 @@ struct Chain {
 
     __device__ __forceinline__ int stats() const { return heads * (HEAD_DIM / 2); }  // words of a split in front of them
     __device__ __forceinline__ unsigned* split(int number) const { return attended + number * heads * (HEAD_DIM / 2 + 4); }
+    __device__ __forceinline__ unsigned* joined() const { return split(MOST_SPLITS); }
 };
 
 // What a block has of a product: `count` units of all tiles', from unit `first` of tile `tile` on, which are that tile's part
@@ -89,9 +92,10 @@ struct alignas(16) Space {
     ChainShare shares[PRODUCTS];
     RingPlace places[CHAIN_WARPS];
     Item item;
-    int splits;  // of the sequence's positions
-    int ratio;   // query heads of a KV head
-    int stride, digits_at, x_at, weight_at, sums_at, totals_at, layers_at, positions_at, ring_at;  // bytes
+    int splits;      // of the sequence's positions
+    int ratio;       // query heads of a KV head
+    int multiplies;  // a flag: whether the block does, or waits. The warp that copies asks
+    int stride, digits_at, x_at, weight_at, sums_at, totals_at, layers_at, positions_at, ring_at, cached_at;  // bytes
     alignas(16) float squares[CHAIN_WARPS];
 
     template <class T>
@@ -104,6 +108,13 @@ struct alignas(16) Space {
     // Where the item's positions begin in a layer's K or V, in values; and of its last position cos and sin.
     __device__ __forceinline__ int* positions() const { return at<int>(positions_at); }
     __device__ __forceinline__ half_t* angles() const { return at<half_t>(positions_at + MOST_POSITIONS * 4); }
+    // A round's K and V, where the block has an item: in the place of the ring's last slots.
+    __device__ __forceinline__ uint4* cached() const { return at<uint4>(cached_at); }
+    // Of what becomes of all splits, four dimensions each: where the share of the item's KV head begins that `split` makes.
+    __device__ __forceinline__ int joined_at(int split) const {
+        const unsigned each = ratio * (HEAD_DIM / 4);
+        return item.kv_head * each + each * split / splits;
+    }
     // which: of the upper bytes, 0, or the lower ones, 1.
     __device__ __forceinline__ char* digits(int which) const { return at<char>(digits_at) + which * stride; }
     __device__ __forceinline__ const ChainLayer& layer(int number) const { return at<const ChainLayer>(layers_at)[number]; }
@@ -126,8 +137,8 @@ struct alignas(16) Space {
                            static_cast<int>(block - owner), static_cast<int>(units), each > 1 ? MOST_PARTS : 1, outputs,
                            of.found + before};
     }
-    // By one thread.
-    __device__ __forceinline__ void begin(const Chain& chain) {
+    // By one thread. slot: bytes of the ring's.
+    __device__ __forceinline__ void begin(const Chain& chain, int slot) {
         of = chain;
         const int q_size = of.heads * HEAD_DIM;
         const int most = max(max(of.hidden, q_size), of.intermediate);
@@ -140,7 +151,7 @@ struct alignas(16) Space {
         ring_at = positions_at + MOST_POSITIONS * 4 + HEAD_DIM * 2;
 #pragma unroll 1
         for (int warp = 0; warp < CHAIN_WARPS; ++warp) places[warp] = {0, 0};
-        ratio = static_cast<unsigned>(of.heads) / of.kv_heads, item = {};
+        ratio = static_cast<unsigned>(of.heads) / of.kv_heads, item = {}, multiplies = 0;
         // One round of positions to a split, while there are splits.
         const int most_splits = min(static_cast<int>(gridDim.x) / of.kv_heads, MOST_SPLITS);
         const int length = min(max(static_cast<int>(*of.seq_len), 1), most_splits * MOST_POSITIONS);
@@ -148,7 +159,10 @@ struct alignas(16) Space {
         const int size = ((length + wanted - 1) / wanted + ROUND - 1) / ROUND * ROUND;
         splits = (length + size - 1) / size;
         const int kv_head = static_cast<int>(blockIdx.x) / splits, split = static_cast<int>(blockIdx.x) % splits;
-        if (kv_head < of.kv_heads) item = {kv_head, split, split * size, min(length, (split + 1) * size), length - 1};
+        if (kv_head >= of.kv_heads) return;
+        item = {kv_head, split, split * size, min(length, (split + 1) * size), length - 1};
+        of.depth -= (CACHED_BYTES + slot - 1) / slot;
+        cached_at = ring_at + of.depth * slot;
     }
 };
 __device__ __forceinline__ Space& chain_space() { return *reinterpret_cast<Space*>(launch_patterns()); }

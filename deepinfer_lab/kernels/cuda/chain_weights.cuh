@@ -4,11 +4,13 @@
 // product of whatever layer that is, a ring's length ahead. So the memory stays busy while the blocks wait for one another. A
 // slot has CHAIN_WARPS units that follow one another, one for each of the warps that multiply, and then their scales.
 #pragma once
-#include "chain_space.cuh"
+#include "chain_operand.cuh"
 
 constexpr int SCALE_BYTES = 2 * MMA_N;  // of a unit: a group is 128 of k
-// Bytes under way at once: with more, whatever else a block reads, and waits for, would stand in line behind them.
-constexpr int UNDER_WAY = 26 * 1024;
+constexpr int MOST_WORDS = 8;           // of a lane's weights of a unit
+// Slots under way at once while the block multiplies, and while it waits for what others leave: that would stand in line behind
+// them.
+constexpr int UNDER_WAY = 3, UNDER_WAY_WAITING = 1;
 
 // Bytes of a unit of 128 of k.
 template <class Unpack>
@@ -35,7 +37,7 @@ struct Ring {
     // By one thread, before the others use it.
     __device__ __forceinline__ void begin() {
 #pragma unroll 1
-        for (; at < end; at += SLOT) start(full(), 1), start(empty(), CHAIN_WARPS);
+        for (; at < end; at += SLOT) start(full(), 1), start(empty(), CHAIN_THREADS);
         publish_barriers();
     }
     __device__ __forceinline__ void leave() {
@@ -44,13 +46,13 @@ struct Ring {
     }
 
     // All weights of the first `products` products, by one thread.
-    __device__ __forceinline__ void copy_all(const ChainLayer* layer, const ChainShare* shares, int products) {
-        constexpr int MOST = UNDER_WAY / (CHAIN_WARPS * (unit_bytes<Mlp>() + SCALE_BYTES));  // slots
-        Ring oldest = *this;                                                                  // of those under way
+    __device__ __forceinline__ void copy_all(Space& space, int products) {
+        const ChainLayer* layer = &space.layer(0);
+        Ring oldest = *this;  // of slots under way
         int under_way = 0;
 #pragma unroll 1
         for (int product = QKV; products > 0; --products) {
-            const ChainShare& share = shares[product];
+            const ChainShare& share = space.shares[product];
             const size_t begin = share.tile * share.units + share.first;
             const int bytes = product < GATE_UP ? unit_bytes<Attention>() : unit_bytes<Mlp>();
             const char* tiles = layer->tiles[product] + begin * bytes;
@@ -58,8 +60,10 @@ struct Ring {
 #pragma unroll 1
             for (int left = share.count; left > 0; left -= CHAIN_WARPS) {
                 const int count = min(left, CHAIN_WARPS);
-                if (under_way < MOST) ++under_way;
-                else await_or_trap(oldest.full(), oldest.parity), oldest.leave();
+                for (; under_way >= (is_set(&space.multiplies) ? UNDER_WAY : UNDER_WAY_WAITING); --under_way) {
+                    await_or_trap(oldest.full(), oldest.parity), oldest.leave();
+                }
+                ++under_way;
                 await_or_trap(empty(), parity ^ 1);
                 arrive_expecting(full(), count * (bytes + SCALE_BYTES));
                 stream_bulk(slot(), tiles, count * bytes, full());
@@ -72,93 +76,15 @@ struct Ring {
     }
 };
 
-// Weights as bytes, as they lie in a word or nearly so: q + ZERO, and those of outputs 8 .. 15 HIGH times that. registers: of
-// word w of two quarters of k (quant/tiles.py), for output g and g + 8 the four values of k, k + 2, k + 1 and k + 3.
-//
-// 4 bits: the lower halves of a word's bytes, and the upper ones.
-template <class Unpack>
-struct Bytes {
-    static constexpr int ZERO = 8, HIGH = 16, WORDS = 4;
-
-    static __device__ __forceinline__ void registers(const unsigned* words, int w, unsigned& low, unsigned& high) {
-        low = words[w] & 0x0F0F0F0Fu, high = words[w] & 0xF0F0F0F0u;
-    }
-};
-// 3 bits: pairs 4w and 4w + 2 of the sixteen, and 4w + 1 and 4w + 3, where they are brought to bits 0 and 8, and 3 and 11.
-template <>
-struct Bytes<W3Tiles> {
-    static constexpr int ZERO = 4, HIGH = 8, WORDS = 3;
-
-    // The bytes' lower bits or the next ones, bytes 0 and 2 of `even`, and 1 and 3 of `odd`.
-    static __device__ __forceinline__ unsigned lower(unsigned even, unsigned odd) { return even & 0x00070007u | odd & 0x07000700u; }
-    static __device__ __forceinline__ unsigned upper(unsigned even, unsigned odd) { return even & 0x00380038u | odd & 0x38003800u; }
-    static __device__ __forceinline__ void registers(const unsigned* words, int w, unsigned& low, unsigned& high) {
-        const unsigned a = words[0], b = words[1], c = words[2];
-        if (w == 0) low = lower(a, a << 2), high = upper(a, a << 2);
-        if (w == 1) low = lower(a >> 12, b << 5), high = upper(b << 3, b << 5);
-        if (w == 2) low = lower(b >> 9, c << 8), high = upper(b >> 9, c << 8);
-        if (w == 3) {
-            const unsigned last = a >> 4 & 0x08000800u | b >> 3 & 0x10001000u | c >> 2 & 0x20002000u;  // pair 15, bit by bit
-            low = lower(c >> 6, c >> 4), high = c >> 6 & 0x00380038u | last;
-        }
-    }
-};
-
-// Activations of a unit, as a product of lane 4g + t takes them: two bytes, as `keep_fours` (chain_digits.cuh) has made them,
-// column 0 the upper, 1 the lower; zeros in the other six. Sums are whole numbers, and exact. ZERO times the activations' own
-// comes off in the end, since weights are stored with so much more.
-template <class Unpack>
-struct Operand {
-    uint4 b[2] = {};
-    Total total = {};
-    const char* digits;
-    const Total* totals;
-    bool there;
-
-    __device__ __forceinline__ Operand(const Space& space, int g, int t)
-        : digits(space.digits(g % 2) + 32 * t), totals(space.totals()), there(g < 2) {}
-    __device__ __forceinline__ void load(int unit) {
-        total = totals[unit];
-        if (!there) return;
-        const auto* const from = reinterpret_cast<const uint4*>(digits + unit * MMA_K);
-        b[0] = from[0], b[1] = from[1];
-    }
-    struct Found {
-        int sum[4];
-        Total total;
-    };
-    __device__ __forceinline__ Found multiply(const unsigned* words) const {
-        Found found = {{}, total};
-#pragma unroll
-        for (int p = 0; p < 4; ++p) {
-            unsigned a[4];
-#pragma unroll
-            for (int i = 0; i < 2; ++i) {
-                Bytes<Unpack>::registers(words + p / 2 * Bytes<Unpack>::WORDS, p % 2 * 2 + i, a[2 * i], a[2 * i + 1]);
-            }
-            mma_bytes(found.sum, a, p % 2 ? b[p / 2].z : b[p / 2].x, p % 2 ? b[p / 2].w : b[p / 2].y);
-        }
-        return found;
-    }
-    // By lanes 4g: outputs g and g + 8, without the weights' scales, the latter HIGH-fold.
-    static __device__ __forceinline__ float low(const Found& found) {
-        return (found.sum[0] * 256 + found.sum[1] - Bytes<Unpack>::ZERO * found.total.sum) * found.total.step;
-    }
-    static __device__ __forceinline__ float high(const Found& found) {
-        constexpr int ZERO = Bytes<Unpack>::ZERO * Bytes<Unpack>::HIGH;
-        return (found.sum[2] * 256 + found.sum[3] - ZERO * found.total.sum) * found.total.step;
-    }
-};
-
 // A lane's weights of a unit, and the scales of its outputs.
 template <class Unpack>
 struct Weights {
     static constexpr int PARTS = MMA_K / Unpack::UNIT_K, WORDS = sizeof(Unpack) / 4;
-    unsigned word[PARTS * WORDS], scale;
+    unsigned word[MOST_WORDS], scale;
 
-    // Of the ring's next slot.
+    // Of the ring's next slot, which the warp leaves when products have them.
     template <class R>
-    __device__ __forceinline__ void take(R& ring, int warp, int lane) {
+    __device__ __forceinline__ void look_at(const R& ring, int warp, int lane) {
         await_or_trap(ring.full(), ring.parity);
         const char* const from = ring.slot() + warp * unit_bytes<Unpack>();
 #pragma unroll
@@ -169,13 +95,29 @@ struct Weights {
             for (int j = 0; j < WORDS; ++j) word[i * WORDS + j] = part.word[j];
         }
         scale = reinterpret_cast<const unsigned*>(ring.slot() + R::SCALES + warp * SCALE_BYTES)[lane / 4];
-        leave(ring, lane);
     }
     template <class R>
-    static __device__ __forceinline__ void leave(R& ring, int lane) {
-        __syncwarp();
-        if (lane == 0) arrive(ring.empty());
+    static __device__ __forceinline__ void leave(R& ring) {
+        finish_reads();
+        arrive(ring.empty());
         ring.leave();
+    }
+};
+
+// What a warp has of a product's first slot, before activations are there.
+struct FirstUnit {
+    unsigned word[MOST_WORDS], scale;
+
+    template <class Unpack, class R>
+    __device__ __forceinline__ void look_at(const ChainShare& share) {
+        const Space& space = chain_space();
+        const int warp = this_thread() / 32;
+        if (warp >= share.count) return;
+        Weights<Unpack> weights;
+        weights.look_at(R(space.ring_at, space.of.depth, space.places[warp]), warp, this_thread() % 32);
+#pragma unroll
+        for (int i = 0; i < MOST_WORDS; ++i) word[i] = weights.word[i];
+        scale = weights.scale;
     }
 };
 
@@ -183,7 +125,7 @@ struct Weights {
 // `Operand` says (chain_results.cuh does); complete after `sync_chain`. TILE_EACH: K has as many units as there are warps, so
 // that each of a warp's is another tile's, and about the same activations. This is where most instructions are issued.
 template <class Unpack, class R, bool TILE_EACH>
-__device__ __forceinline__ void multiply_share(const ChainShare& share) {
+__device__ __forceinline__ void multiply_share(const ChainShare& share, const FirstUnit& first) {
     Space& space = chain_space();
     const unsigned thread = this_thread();
     const int lane = thread % 32, warp = thread / 32, g = lane / 4, t = lane % 4;
@@ -202,7 +144,9 @@ __device__ __forceinline__ void multiply_share(const ChainShare& share) {
     const bool idle = left < (count + CHAIN_WARPS - 1) / CHAIN_WARPS;  // in the last slot
     if (left > 0) {
         Weights<Unpack> weights;
-        weights.take(ring, warp, lane);
+#pragma unroll
+        for (int i = 0; i < MOST_WORDS; ++i) weights.word[i] = first.word[i];
+        weights.scale = first.scale;
         Operand<Unpack> operand(space, g, t);
 #pragma unroll 1
         for (; unit >= units; unit -= units) leave();
@@ -213,7 +157,8 @@ __device__ __forceinline__ void multiply_share(const ChainShare& share) {
             const auto found = operand.multiply(weights.word);
             const float low = to_float(static_cast<half_t>(weights.scale));
             const float high = to_float(static_cast<half_t>(weights.scale >> 16));
-            if (--left > 0) weights.take(ring, warp, lane);  // while products are under way
+            weights.leave(ring);
+            if (--left > 0) weights.look_at(ring, warp, lane);  // while products are under way
             sum[0] = fmaf(low, operand.low(found), sum[0]), sum[1] = fmaf(high, operand.high(found), sum[1]);
             if (left == 0) break;
             if (TILE_EACH) {
@@ -226,15 +171,15 @@ __device__ __forceinline__ void multiply_share(const ChainShare& share) {
     }
     if (idle) {
         await_or_trap(ring.full(), ring.parity);
-        Weights<Unpack>::leave(ring, lane);
+        Weights<Unpack>::leave(ring);
     }
 #pragma unroll 1
     while (left_tiles > 0) leave();
+    __syncwarp();  // all have looked at the place
     if (lane == 0) space.places[warp] = ring.place();
 }
 template <class Unpack, class R>
-__device__ __forceinline__ void multiply_units(int product) {
-    const ChainShare& share = chain_space().shares[settled(product)];
-    if (share.units == CHAIN_WARPS) multiply_share<Unpack, R, true>(share);
-    else multiply_share<Unpack, R, false>(share);
+__device__ __forceinline__ void multiply_units(const ChainShare& share, const FirstUnit& first) {
+    if (share.units == CHAIN_WARPS) multiply_share<Unpack, R, true>(share, first);
+    else multiply_share<Unpack, R, false>(share, first);
 }

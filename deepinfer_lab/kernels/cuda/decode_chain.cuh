@@ -45,8 +45,8 @@ __device__ __forceinline__ void decode_chain(const Chain& of) {
     Space& space = chain_space();
     if (threadIdx.x % 32 == 0 && threadIdx.x < 32 * PRODUCTS) space.deal(of, threadIdx.x / 32);
     if (threadIdx.x == 32 * PRODUCTS) {
-        space.begin(of);
-        R(space.ring_at, of.depth, {0, 0}).begin();
+        space.begin(of, R::SLOT);
+        R(space.ring_at, space.of.depth, {0, 0}).begin();
     }
     __syncthreads();
 #pragma unroll 1
@@ -59,12 +59,12 @@ __device__ __forceinline__ void decode_chain(const Chain& of) {
     __syncthreads();
     if (threadIdx.x >= CHAIN_THREADS) {
         const int left = of.phases % PHASES, products = of.phases / PHASES * PRODUCTS + left - (left >= 2);
-        if (threadIdx.x == CHAIN_THREADS) R(space.ring_at, of.depth, {0, 0}).copy_all(&space.layer(0), space.shares, products);
+        if (threadIdx.x == CHAIN_THREADS) R(space.ring_at, space.of.depth, {0, 0}).copy_all(space, products);
         return;
     }
     const auto keep = [&](int at, const uint2& four) { keep_four(space, at / MMA_K, four); };
     copy_row(space.weight(), space.layer(0).input_norm, of.hidden);
-    prefetch_layer(space, space.layer(0));
+    fetch_layer(space, space.layer(0));
 #pragma unroll 1
     for (int phase = 0; phase < space.of.phases; ++phase) {
         const int kind = phase % PHASES;
@@ -72,21 +72,27 @@ __device__ __forceinline__ void decode_chain(const Chain& of) {
             attend(phase);
             continue;
         }
-        if (kind == OF_DOWN && phase + 1 < space.of.phases) prefetch_layer(space, space.layer(phase / PHASES + 1));
+        if (kind == OF_DOWN && phase + 1 < space.of.phases) fetch_layer(space, space.layer(phase / PHASES + 1));
         const bool in_attention = SAME || kind <= OF_O;
+        const int product = kind == OF_QKV ? QKV : kind - 1;
+        const ChainShare& share = space.shares[settled(product)];
+        FirstUnit first;
+        if (in_attention) first.look_at<Attention, R>(share);
+        else first.look_at<Mlp, R>(share);
         if (kind == OF_O) take_attended(phase);
         else if (kind == OF_DOWN) take_gated(phase);
         else add_norm(phase, phase == 0 ? PRODUCTS : kind == OF_QKV ? DOWN : O, keep);
         stamp(phase, AFTER_INPUT);
-        const int product = kind == OF_QKV ? QKV : kind - 1;
-        if (in_attention) multiply_units<Attention, R>(product);
-        else multiply_units<Mlp, R>(product);
+        if (this_thread() == 0) set_flag(&space.multiplies, 1);
+        if (in_attention) multiply_units<Attention, R>(share, first);
+        else multiply_units<Mlp, R>(share, first);
         stamp(phase, AFTER_PRODUCTS);
         sync_chain();
         if (kind == OF_GATE_UP) leave_gated<Mlp>();
         else if (in_attention) leave_parts<Attention>(product);
         else leave_parts<Mlp>(product);
         stamp(phase, AFTER_LEAVING);
+        if (this_thread() == 0) set_flag(&space.multiplies, 0);
         take_back(space, phase);
     }
     if (blockIdx.x > 0 || space.of.phases % PHASES) return wait_copies<0>();

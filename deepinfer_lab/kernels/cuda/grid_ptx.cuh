@@ -21,6 +21,15 @@ __device__ __forceinline__ uint2 look(const uint2* from) {
     return v;
 }
 
+// A number in shared memory that threads set and look at without waiting for one another.
+__device__ __forceinline__ void set_flag(int* flag, int value) { atomicExch(flag, value); }
+__device__ __forceinline__ bool is_set(int* flag) { return atomicAdd(flag, 0); }
+
+// Before a bulk copy may be let write where the thread has read: that is of another proxy (PTX ISA, "Proxies"), and a load that
+// has been issued need not have read yet. (Without this, and with slots left as soon as their loads were issued, one step in a
+// thousand of a 7B model was off on an H200.)
+__device__ __forceinline__ void finish_reads() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
 // As `copy_bulk`, of what nobody reads again: it leaves the L2 first, so that what others leave for one another and K and V stay.
 __device__ __forceinline__ void stream_bulk(char* to, const char* from, int bytes, PhaseBarrier* barrier) {
     asm volatile(

@@ -18,5 +18,8 @@ inline void put_word(unsigned* to, unsigned word) {
 }
 inline uint4 look(const uint4* from) { return *from; }
 inline uint2 look(const uint2* from) { return *from; }
+inline void set_flag(int* flag, int value) { *flag = value; }
+inline bool is_set(int* flag) { return *flag; }
+inline void finish_reads() {}
 inline void stream_bulk(char* to, const char* from, int bytes, PhaseBarrier* barrier) { copy_bulk(to, from, bytes, barrier); }
 inline void await_or_trap(PhaseBarrier* barrier, unsigned parity) { await(barrier, parity); }

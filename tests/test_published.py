@@ -149,4 +149,8 @@ def test_what_was_tried_and_dropped_says_by_how_much():
     assert (ahead["with_ms"] / ahead["without_ms"]).min() > 0.998
     assert (ahead["with_ms"] / ahead["without_ms"]).max() > 1.03
     assert "raw timings were not kept" in ahead.attrs["notes"][0]
+    arranging = published.table("arranging", "tried_h200.json")
+    assert (arranging["words_us"] / arranging["arranged_us"]).min() > 1.01
+    assert (arranging["lanes_us"] / arranging["arranged_us"]).min() > 0.98
+    assert "raw timings were not kept" in arranging.attrs["notes"][0]
     assert published.table("issue", "tried_h200.json").attrs["method"].startswith("Nsight Compute")

@@ -402,9 +402,10 @@ if decode is not None:
 
 # %% [markdown]
 # Where the prediction fails on the H200, it fails to one side: a phase's waiting is no constant of the card. It grows with the
-# context, in a chain as in launches, though keys and values of some hundred positions are next to nothing beside the weights;
-# it is longer with rows of 3,584 than with 2,048, and with eight rows than with one. The chain saves five to six microseconds
-# of a layer of 3B, a sixth of a step, and four to five of one of 7B, a twelfth.
+# context, though keys and values of some hundred positions are next to nothing beside the weights; in a chain less than in
+# launches, so that a long context gains more by the chain, not less. It is longer with rows of 3,584 than with 2,048, and with
+# eight rows than with one. The chain saves five to seven microseconds of a layer of 3B, a sixth to a fifth of a step, and five
+# to eight of one of 7B, a twelfth to an eighth.
 #
 # ## Beside other people's kernels
 #
@@ -507,6 +508,21 @@ tried = published.table("read_ahead", "tried_h200.json")
 tried["without / with"] = tried["without_ms"] / tried["with_ms"]
 print(f"{tried.attrs['title']} ({tried.attrs['hardware']['gpu']}; {tried.attrs['method']}):")
 show(tried, 3)
+
+# %% [markdown]
+# **Many rows as they are.** Activations lie in shared memory with their pairs transposed, and where there are many rows a
+# launch before the product arranges them so: it reads and writes all of them, and the product waits for its end. Two ways do
+# without. Copies of single words (`cp.async` of 4 bytes) put each in its place, four times as many as of 16 bytes. Or rows stay
+# as they are, in copies of 16 bytes, and the four lanes that share them transpose the bits of their weights, by shuffles. What
+# the launch takes, either loses again in the loop over K: copies by warps keep the tensor cores waiting where bulk copies, one
+# thread's work, do not. Three bits lose more, having more to shuffle.
+
+# %%
+tried = published.table("arranging", "tried_h200.json")
+for way in ("words", "lanes"):
+    tried[f"{way} / arranged"] = tried[f"{way}_us"] / tried["arranged_us"]
+print(f"{tried.attrs['title']} ({tried.attrs['hardware']['gpu']}; {tried.attrs['method']}):")
+show(tried)
 
 # %% [markdown]
 # **`mma.sync` where many rows share a weight.** By instructions and tensor cores, `mma_block` should come near the roof of its

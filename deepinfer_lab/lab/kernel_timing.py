@@ -7,6 +7,7 @@
     it reports. The L2 is warm, and whatever the CPU cannot launch ahead of the GPU counts.
 """
 
+import time
 from collections.abc import Callable
 from itertools import pairwise
 from typing import Protocol
@@ -21,6 +22,9 @@ GRAPH_COLD, ARTICLE = "graph_cold", "article"
 WARM_UP = 3
 ARTICLE_LAUNCHES = 20  # section 2.7
 MIN_REPLAYS = 20
+REST_S = (
+    1.0  # an H200's W4 product of one row took 25 us right after a second of dense products, 21 after this, as before
+)
 L2_MULTIPLE = 4  # of the L2's size, which the weights of one graph must exceed
 
 
@@ -32,6 +36,10 @@ class Gpu(Protocol):
 
     def read_bandwidth(self) -> float:
         """Measured, in bytes per second."""
+        ...
+
+    def rest(self) -> None:
+        """Wait until a clock that the card's power limit has lowered is as it was."""
         ...
 
     def capture(self, work: Callable[[], object]) -> Callable[[], None]:
@@ -54,6 +62,10 @@ class CudaGpu:
 
     def read_bandwidth(self) -> float:
         return read_bandwidth(self.device)
+
+    def rest(self) -> None:
+        torch.cuda.synchronize(self.device)
+        time.sleep(REST_S)
 
     def capture(self, work: Callable[[], object]) -> Callable[[], None]:
         current = torch.cuda.current_stream(self.device)

@@ -462,6 +462,10 @@ else:
 # %% [markdown]
 # With one row, reading is all there is to do: below, how much of the measured bandwidth that is. With 2,048 rows there is
 # nothing to gain, and the question is how little decoding costs. And three bits are a quarter fewer bytes than four.
+#
+# Just before one row of W4, the H200's record has up to 2,048 rows of the same product in fp16, and no rest between. After
+# those the card's power limit holds the clock of multiprocessors down for a while, with the widest weight so far that one row
+# is seen to read more slowly. So the ladder's share stands beside it, which has no such neighbour.
 
 # %%
 if peers is not None:
@@ -483,6 +487,10 @@ if peers is not None:
           f"{np.exp(np.log(limited[4] / limited[3]).mean()):.2f} in the mean")  # fmt: skip
     for (n, k), bits, aim in (((37888, 3584), 4, 0.70), ((3584, 18944), 4, 0.55)):
         judge(f"{one.at[(n, k), bits]:.0%} of the bandwidth on {n} x {k}, aim {aim:.0%}", one.at[(n, k), bits] >= aim)
+    if ladder is not None:
+        alone = total[total["bits"].eq(4) & total["m"].eq(1)]
+        shares = ", ".join(f"{row['of floor']:.0%} on {row['n']} x {row['k']}" for _, row in alone.iterrows())
+        print(f"in the ladder, W4, one row: {shares}")
 
 # %% [markdown]
 # ## What did not help

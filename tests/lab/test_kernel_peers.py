@@ -86,6 +86,7 @@ def test_ours_as_dispatched_cublas_and_peers(gpu, monkeypatch):
     errors = {r["peer"]: r["rel_err"] for r in rows}
     assert 0 < errors[OURS] < 1e-3 < errors["standin"] < 5e-3  # float16 and bfloat16
     assert said == ["standin left out, W3, N x K = 8 x 64: it takes 4 bits"]
+    assert gpu.rests == 3  # before each weight
 
 
 def test_every_kernel_of_ours(gpu, monkeypatch):

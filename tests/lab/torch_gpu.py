@@ -24,10 +24,14 @@ class TorchGpu:
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     l2_bytes: int = 4096
     now: float = 0.0
+    rests: int = 0
     launched: list[int] = field(default_factory=list)
 
     def read_bandwidth(self) -> float:
         return BANDWIDTH
+
+    def rest(self) -> None:
+        self.rests += 1
 
     def capture(self, work: Callable[[], object]) -> Callable[[], None]:
         work()

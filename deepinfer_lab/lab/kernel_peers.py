@@ -71,7 +71,7 @@ def peer_rows(
     for n, k, bits in bar(weights, desc="products", unit="weight"):
         matrix = random_matrix(gpu, random, bits, n, k, params["group"])
         others = [] if bits == 16 else list(_others(peers, matrix, say))
-        gpu.rest()  # many rows of the weight before have heated the card, and few come first
+        gpu.rest()  # many rows of the weight before may have lowered its clock, and few come first
         for m in params["m"]:
             case = random_case(gpu, random, matrix, m)
             every = bits == 16 or params["all_kernels"]

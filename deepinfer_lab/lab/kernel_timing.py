@@ -22,9 +22,7 @@ GRAPH_COLD, ARTICLE = "graph_cold", "article"
 WARM_UP = 3
 ARTICLE_LAUNCHES = 20  # section 2.7
 MIN_REPLAYS = 20
-REST_S = (
-    1.0  # an H200's W4 product of one row took 25 us right after a second of dense products, 21 after this, as before
-)
+REST_S = 1.0  # a row of W4 took an H200 25 us right after a second of dense products, and 21 after such a rest
 L2_MULTIPLE = 4  # of the L2's size, which the weights of one graph must exceed
 
 

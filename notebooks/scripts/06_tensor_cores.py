@@ -463,9 +463,9 @@ else:
 # With one row, reading is all there is to do: below, how much of the measured bandwidth that is. With 2,048 rows there is
 # nothing to gain, and the question is how little decoding costs. And three bits are a quarter fewer bytes than four.
 #
-# Just before one row of W4, the H200's record has up to 2,048 rows of the same product in fp16, and no rest between. After
-# those the card's power limit holds the clock of multiprocessors down for a while, with the widest weight so far that one row
-# is seen to read more slowly. So the ladder's share stands beside it, which has no such neighbour.
+# Just before one row of W4, the H200's record of 2026-12-01 has up to 2,048 rows of the same product in fp16, and no rest
+# between. After those the card's power limit holds the clock of multiprocessors down for a while, with the widest weight so far
+# that one row is seen to read more slowly. So the ladder's share stands beside it, which has no such neighbour.
 
 # %%
 if peers is not None:

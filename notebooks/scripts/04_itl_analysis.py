@@ -380,7 +380,7 @@ claim("over one horizon nobody is 10% behind", horizon.min() > 0.9)
 # `partition` keeps readers calm and the document soon. By window, whoever lets the document wait delivers few tokens a
 # second: nearly all tokens of a window are the document's own, and so its rate is 1 / TTFT once more. By that count the third
 # goal allows 1.05 times serial's TTFT where the second allows 1.3, and not even an eighth of the card for decode is little
-# enough, by a hundredth. Nor is the first goal as it seems: it measures a gap by the policy's own steady one, which a small
+# enough, by some hundredths. Nor is the first goal as it seems: it measures a gap by the policy's own steady one, which a small
 # share makes long. Held to the whole card's, nobody who is soon meets it. `adaptive` with the same share has the whole card's
 # steady gaps, and much the same longest one while the document is read.
 #
